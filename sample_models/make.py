@@ -1,0 +1,298 @@
+"""Make the PyTorch sample models (.onnx files) beside this script: ``python make.py [NAME ...]``.
+
+Weights are random, drawn from a fixed seed. Every graph is the unedited output of an exporter, apart from doc strings
+and metadata (stack traces, source paths), which are removed. Each file passes the ONNX checker with full_check and, run
+by onnxruntime (CPU, graph optimisation off), gives the same outputs as in PyTorch; except custom_relu and bf16_ln_gelu,
+which onnxruntime's CPU provider cannot run.
+
+The files in this folder were made with Python 3.11, torch 2.14.1, onnx 1.23.2, onnxscript 0.7.2 and onnxruntime 1.32.0:
+
+    pip install torch==2.14.1 onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.32.0
+
+"TorchScript" below is torch.onnx.export(dynamo=False), "dynamo" is torch.onnx.export(dynamo=True). The Keras sample
+needs package versions that cannot be installed beside these: see make_keras.py.
+"""
+
+import io
+import sys
+
+import onnx
+import onnxscript
+import torch
+from common import Export, make
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SEED = 0
+
+
+def _seeded(module: nn.Module) -> nn.Module:
+    """Give normalisation layers weights that are not ones and zeros, and put the module in eval mode."""
+    for layer in module.modules():
+        if isinstance(layer, (nn.LayerNorm, LayerNorm2d)):
+            nn.init.uniform_(layer.weight, 0.5, 1.5)
+            nn.init.normal_(layer.bias, std=0.2)
+    return module.eval().requires_grad_(False)
+
+
+def _export(module: nn.Module, shape: tuple[int, ...], input_name: str, output_name: str, **options) -> Export:
+    """Export a module of one input and one output, and compute its output for a random input of this shape."""
+    module = _seeded(module)
+    example = torch.randn(shape).to(options.pop("dtype", torch.float32))
+    options = {"input_names": [input_name], "output_names": [output_name], "verbose": False, **options}
+    if options["dynamo"]:
+        proto = torch.onnx.export(module, (example,), **options).model_proto
+        exporter = f"dynamo, torch {torch.__version__}, onnxscript {onnxscript.__version__}"
+    else:
+        buffer = io.BytesIO()
+        torch.onnx.export(module, (example,), buffer, **options)
+        proto = onnx.load_from_string(buffer.getvalue())
+        exporter = f"TorchScript, torch {torch.__version__}"
+    expected = module(example).numpy()
+    return Export(proto, exporter, {input_name: example.numpy()}, [expected])
+
+
+class LayerNorm2d(nn.Module):
+    """Layer normalisation over the channels of an NCHW tensor, written out as in segment-anything."""
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise over axis 1."""
+        u = x.mean(1, keepdim=True)
+        s = (x - u).pow(2).mean(1, keepdim=True)
+        x = (x - u) / torch.sqrt(s + self.eps)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class LayerNormConv(nn.Module):
+    """A wav2vec2-large convolution layer: Conv1d, LayerNorm over the channels between two transposes, GELU."""
+
+    def __init__(self, channels_in: int, channels: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels_in, channels, kernel, stride)
+        self.layer_norm = nn.LayerNorm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, C, T] -> [N, C', T']."""
+        x = self.conv(x).transpose(-2, -1)
+        x = self.layer_norm(x).transpose(-2, -1)
+        return F.gelu(x)
+
+
+class FeatureExtractor(nn.Module):
+    """The start of wav2vec2-large's feature extractor: three layers, on a raw waveform."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            LayerNormConv(1, 64, 10, 5), LayerNormConv(64, 64, 3, 2), LayerNormConv(64, 64, 3, 2)
+        )
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        """[N, T] -> [N, 64, T']."""
+        return self.layers(waveform.unsqueeze(1))
+
+
+class ViTBlock(nn.Module):
+    """A pre-norm vision-transformer block: the GELU follows a Linear, not the LayerNorm."""
+
+    def __init__(self, dim: int = 96, heads: int = 3, hidden: int = 192) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Multi-head self-attention."""
+        n, length, dim = x.shape
+        qkv = self.qkv(x).reshape(n, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(x.transpose(1, 2).reshape(n, length, dim))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[N, L, C] -> [N, L, C]."""
+        tokens = tokens + self.attention(self.norm1(tokens))
+        return tokens + self.mlp(self.norm2(tokens))
+
+
+class FusedReluFunction(torch.autograd.Function):
+    """max(x, alpha), exported as the custom operator acme::FusedRelu."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, alpha: float) -> Tensor:
+        """Compute it in PyTorch."""
+        return x.clamp(min=alpha)
+
+    @staticmethod
+    def symbolic(g, x, alpha: float):
+        """Emit the custom operator."""
+        return g.op("acme::FusedRelu", x, alpha_f=alpha).setType(x.type())
+
+
+class FusedRelu(nn.Module):
+    """The custom operator as a layer."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        """max(x, alpha)."""
+        return FusedReluFunction.apply(x, self.alpha)
+
+
+class LinearAttentionReduction(nn.Module):
+    """PVTv2 linear attention's reduction: convolution, tokens, LayerNorm, GELU, then the key/value Linear."""
+
+    def __init__(self, channels: int = 16, dim: int = 32) -> None:
+        super().__init__()
+        self.sr = nn.Conv2d(channels, dim, 1)
+        self.norm = nn.LayerNorm(dim)
+        self.act = nn.GELU()
+        self.kv = nn.Linear(dim, 2 * dim)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[N, C, H, W] -> [N, H * W, 2 * dim]."""
+        x = self.sr(image).flatten(2).transpose(1, 2)
+        return self.kv(self.act(self.norm(x)))
+
+
+class BFloat16LayerNormGelu(nn.Module):
+    """LayerNorm and GELU in bfloat16 between two casts."""
+
+    def __init__(self, dim: int = 80) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """float32 in, float32 out."""
+        return F.gelu(self.norm(hidden.to(torch.bfloat16))).to(torch.float32)
+
+
+class NearMiss(nn.Module):
+    """Three LayerNorms that must not be fused with what follows them."""
+
+    def __init__(self, dim: int = 64) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = nn.LayerNorm(dim), nn.LayerNorm(dim), nn.LayerNorm(dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """A LayerNorm with a second use, one before SiLU and one before QuickGELU."""
+        normed = self.norm1(tokens)
+        x = F.gelu(normed) + normed
+        x = F.silu(self.norm2(x))
+        x = self.norm3(x)
+        return x * torch.sigmoid(1.702 * x)
+
+
+def wav2vec2_features() -> Export:
+    """wav2vec2-large style feature extractor, static shape (TorchScript, opset 17)."""
+    return _export(FeatureExtractor(), (1, 16000), "waveform", "features", dynamo=False, opset_version=17)
+
+
+def wav2vec2_features_dynamic() -> Export:
+    """The same feature extractor with dynamic batch and length (TorchScript, opset 17)."""
+    axes = {"waveform": {0: "batch", 1: "length"}, "features": {0: "batch", 2: "frames"}}
+    options = {"dynamo": False, "opset_version": 17, "dynamic_axes": axes}
+    return _export(FeatureExtractor(), (2, 4000), "waveform", "features", **options)
+
+
+def sam_upscaler() -> Export:
+    """segment-anything's mask-decoder output_upscaling, with its hand-written LayerNorm2d (TorchScript, opset 14)."""
+    module = nn.Sequential(
+        nn.ConvTranspose2d(64, 32, 2, 2), LayerNorm2d(32), nn.GELU(), nn.ConvTranspose2d(32, 16, 2, 2), nn.GELU()
+    )
+    return _export(module, (1, 64, 16, 16), "image_embedding", "upscaled", dynamo=False, opset_version=14)
+
+
+def vit_block() -> Export:
+    """Pre-norm ViT block: LayerNorm, Linear, GELU, so nothing to fuse (dynamo, opset 18)."""
+    return _export(ViTBlock(), (1, 50, 96), "tokens", "output", dynamo=True, opset_version=18)
+
+
+def ln_gelu_opset20() -> Export:
+    """LightGlue-style MLP with LayerNormalization and Gelu operators (dynamo, opset 20)."""
+    module = nn.Sequential(
+        nn.Linear(192, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 96), nn.LayerNorm(96), nn.GELU()
+    )
+    return _export(module, (2, 7, 192), "features", "output", dynamo=True, opset_version=20)
+
+
+def tanh_gelu() -> Export:
+    """Linear, decomposed LayerNorm, tanh GELU, Linear (TorchScript, opset 14, before LayerNormalization existed)."""
+    module = nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128), nn.GELU("tanh"), nn.Linear(128, 64))
+    return _export(module, (4, 10, 128), "hidden", "output", dynamo=False, opset_version=14)
+
+
+def fp16_ln_gelu() -> Export:
+    """Linear, LayerNorm, GELU, Linear in float16 throughout (dynamo, opset 20)."""
+    module = nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.GELU(), nn.Linear(256, 64)).half()
+    options = {"dynamo": True, "opset_version": 20, "dtype": torch.float16}
+    export = _export(module, (2, 16, 256), "hidden", "output", **options)
+    export.tolerance = 1e-2
+    return export
+
+
+def custom_relu() -> Export:
+    """Two convolutions, each followed by the custom operator acme::FusedRelu (TorchScript, opset 17)."""
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), FusedRelu(0.1), nn.Conv2d(8, 8, 3, padding=1), FusedRelu(0.0))
+    options = {"dynamo": False, "opset_version": 17, "custom_opsets": {"acme": 1}}
+    export = _export(module, (1, 3, 32, 32), "image", "output", **options)
+    export.not_run = "acme::FusedRelu has no onnxruntime kernel"
+    return export
+
+
+def pvt_mlp_dynamo() -> Export:
+    """PVTv2 linear-attention reduction with a dynamic batch (dynamo, opset 18)."""
+    shapes = ({0: torch.export.Dim("batch")},)
+    options = {"dynamo": True, "opset_version": 18, "dynamic_shapes": shapes}
+    return _export(LinearAttentionReduction(), (2, 16, 8, 8), "image", "output", **options)
+
+
+def bf16_ln_gelu() -> Export:
+    """LayerNorm and GELU in bfloat16 between float32 casts (dynamo, opset 20)."""
+    module = BFloat16LayerNormGelu().to(torch.bfloat16)
+    export = _export(module, (3, 33, 80), "hidden", "output", dynamo=True, opset_version=20)
+    export.not_run = "onnxruntime's CPU provider has no bfloat16 kernels for LayerNormalization's parts (Sqrt)"
+    return export
+
+
+def near_miss() -> Export:
+    """LayerNorm with a second use, before SiLU and before QuickGELU: nothing to fuse (TorchScript, opset 17)."""
+    return _export(NearMiss(), (2, 12, 64), "tokens", "output", dynamo=False, opset_version=17)
+
+
+MODELS = (
+    wav2vec2_features,
+    wav2vec2_features_dynamic,
+    sam_upscaler,
+    vit_block,
+    ln_gelu_opset20,
+    tanh_gelu,
+    fp16_ln_gelu,
+    custom_relu,
+    pvt_mlp_dynamo,
+    bf16_ln_gelu,
+    near_miss,
+)
+
+
+def _from_seed(function):
+    """Wrap a model function so that its random numbers do not depend on which models were made before it."""
+
+    def made() -> Export:
+        torch.manual_seed(SEED)
+        return function()
+
+    return made
+
+
+if __name__ == "__main__":
+    make({function.__name__: _from_seed(function) for function in MODELS}, sys.argv[1:])

@@ -1,0 +1,85 @@
+"""trtconvert: ONNX models to TensorRT engines with fused plugin kernels, proven equal to onnxruntime.
+
+    from trtconvert import build, verify, load_engine
+    build("model.onnx", "engine.plan")
+    verify("engine.plan")
+
+Importing the package costs nothing: each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from trtconvert.errors import ConvertError, NoUsableGpuError
+
+if TYPE_CHECKING:
+    from trtconvert.build import BuildOptions, BuildResult, build
+    from trtconvert.engine import Engine, load_engine
+    from trtconvert.fuse import FuseResult, Fusion, NearMiss, fuse
+    from trtconvert.manifest import Manifest
+    from trtconvert.op import Op, case
+    from trtconvert.registry import register
+    from trtconvert.verify import OutputResult, VerifyResult, verify
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BuildOptions": "build",
+    "BuildResult": "build",
+    "build": "build",
+    "Engine": "engine",
+    "load_engine": "engine",
+    "FuseResult": "fuse",
+    "Fusion": "fuse",
+    "NearMiss": "fuse",
+    "fuse": "fuse",
+    "Manifest": "manifest",
+    "Op": "op",
+    "case": "op",
+    "register": "registry",
+    "OutputResult": "verify",
+    "VerifyResult": "verify",
+    "verify": "verify",
+}
+
+__all__ = [
+    "BuildOptions",
+    "BuildResult",
+    "ConvertError",
+    "Engine",
+    "FuseResult",
+    "Fusion",
+    "Manifest",
+    "NearMiss",
+    "NoUsableGpuError",
+    "Op",
+    "OutputResult",
+    "VerifyResult",
+    "build",
+    "case",
+    "fuse",
+    "load_engine",
+    "register",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"trtconvert.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'trtconvert' has no attribute {name!r}")
+
+
+class _Package(ModuleType):
+    """Keeps `trtconvert.fuse` the function: importing the submodule of that name would set the attribute otherwise."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in _HOME):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,229 @@
+"""A kernel launch as data: symbolic dimensions, grid, block and arguments, with a text form that lives in the plan.
+
+An op's `launch` sees tensors whose dimensions are ints where the network knows them and `Dim` expressions where it does
+not. What it returns is written into the plan as a few lines of text, so that at run time neither the op's class nor a
+compiler is needed: a reader evaluates the expressions for the actual shapes and calls cuLaunchKernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from trtconvert.errors import ConvertError
+
+FORMAT = 1  # of the text form; raised when an older reader would misread it
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A non-negative integer computed from input dimensions, kept as postfix tokens.
+
+    Tokens: an integer, `i0.2` (dimension 2 of input 0), `+ - * /` (floor), `^` (ceiling division), `min`, `max`.
+    """
+
+    tokens: tuple[str, ...]
+
+    @staticmethod
+    def of_input(tensor: int, axis: int) -> Dim:
+        """The dimension `axis` of input `tensor`."""
+        return Dim((f"i{tensor}.{axis}",))
+
+    def __str__(self) -> str:
+        return " ".join(self.tokens)
+
+    def __add__(self, other: Size) -> Size:
+        return _combine(self, other, "+")
+
+    def __sub__(self, other: Size) -> Size:
+        return _combine(self, other, "-")
+
+    def __mul__(self, other: Size) -> Size:
+        return _combine(self, other, "*")
+
+    def __floordiv__(self, other: Size) -> Size:
+        return _combine(self, other, "/")
+
+    def __radd__(self, other: int) -> Size:
+        return _combine(other, self, "+")
+
+    def __rsub__(self, other: int) -> Size:
+        return _combine(other, self, "-")
+
+    def __rmul__(self, other: int) -> Size:
+        return _combine(other, self, "*")
+
+    def __rfloordiv__(self, other: int) -> Size:
+        return _combine(other, self, "/")
+
+
+Size: TypeAlias = "Dim | int"
+
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a // b,
+    "^": lambda a, b: -(-a // b),
+    "min": min,
+    "max": max,
+}
+
+
+def _combine(left: Size, right: Size, operator: str) -> Size:
+    if isinstance(left, int) and isinstance(right, int):
+        return _ARITHMETIC[operator](left, right)
+    if operator == "*" and 1 in (left, right):
+        return right if left == 1 else left
+    return Dim((*_tokens(left), *_tokens(right), operator))
+
+
+def _tokens(size: Size) -> tuple[str, ...]:
+    return (str(size),) if isinstance(size, int) else size.tokens
+
+
+def ceil_div(a: Size, b: Size) -> Size:
+    """a / b, rounded up."""
+    return _combine(a, b, "^")
+
+
+def minimum(a: Size, b: Size) -> Size:
+    """The smaller of two sizes."""
+    return _combine(a, b, "min")
+
+
+def maximum(a: Size, b: Size) -> Size:
+    """The larger of two sizes."""
+    return _combine(a, b, "max")
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The number of elements of a shape; 1 for a scalar."""
+    result: Size = 1
+    for size in sizes:
+        result = _combine(result, size, "*")
+    return result
+
+
+def fold(size: Size, constant: Callable[[int], V], dim: Callable[[int, int], V], apply: Callable[[str, V, V], V]) -> V:
+    """Compute `size` in another algebra: integers at run time, TensorRT's dimension expressions at build time."""
+    stack: list[V] = []
+    for token in _tokens(size):
+        if token in _ARITHMETIC:
+            right, left = stack.pop(), stack.pop()
+            stack.append(apply(token, left, right))
+        elif token.startswith("i"):
+            tensor, axis = token[1:].split(".")
+            stack.append(dim(int(tensor), int(axis)))
+        else:
+            stack.append(constant(int(token)))
+    (result,) = stack
+    return result
+
+
+def evaluate(size: Size, shapes: Sequence[Sequence[int]]) -> int:
+    """The value of `size` for the given input shapes."""
+    return fold(size, int, lambda tensor, axis: int(shapes[tensor][axis]), lambda op, a, b: _ARITHMETIC[op](a, b))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A plugin input or output as the op's author sees it: a dtype name as numpy has it, and sizes.
+
+    shape: ints where known, Dims where only run time knows. slot: "in 0", "out 1", ...: which pointer it stands for.
+    """
+
+    dtype: str
+    shape: tuple[Size, ...]
+    slot: str = ""
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> Size:
+        """Number of elements."""
+        return product(self.shape)
+
+
+Argument: TypeAlias = "Tensor | Dim | int | float"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch.
+
+    kernel: name of the `extern "C" __global__` function in the op's source.
+    grid, block: three sizes each. shared: dynamic shared memory in bytes.
+    args: in the kernel's order; a Tensor passes its device pointer, an int or Dim a `long long`, a float a `float`.
+    defines: macros for the compiler, how a kernel gets constants; not needed again once it is compiled.
+    """
+
+    kernel: str
+    grid: tuple[Size, Size, Size]
+    block: tuple[Size, Size, Size]
+    args: tuple[Argument, ...]
+    shared: Size = 0
+    defines: tuple[tuple[str, str], ...] = ()
+
+
+def encode(launch: Launch) -> str:
+    """The launch as text, one line a part; `decode` reads it back."""
+    lines = [f"trtconvert-launch {FORMAT}", f"kernel {launch.kernel}"]
+    lines += [f"{part} " + ", ".join(map(str, getattr(launch, part))) for part in ("grid", "block")]
+    lines.append(f"shared {launch.shared}")
+    for arg in launch.args:
+        if isinstance(arg, Tensor):
+            lines.append(f"arg {arg.slot}")
+        elif isinstance(arg, float):
+            if not math.isfinite(arg):
+                raise ConvertError(f"kernel {launch.kernel}: argument {arg} is not a finite number")
+            lines.append(f"arg float {arg!r}")
+        else:
+            lines.append(f"arg int {arg}")
+    return "\n".join(lines) + "\n"
+
+
+def decode(text: str) -> Launch:
+    """Read the text form; ConvertError when a newer trtconvert wrote it."""
+    header, *lines = text.strip().splitlines()
+    word, _, number = header.partition(" ")
+    if word != "trtconvert-launch":
+        raise ConvertError("the plugin's launch description is not one of trtconvert's", where=header[:60])
+    if int(number) > FORMAT:
+        raise ConvertError(
+            f"the plan's plugins use launch format {number}, this trtconvert reads up to {FORMAT}",
+            fix="upgrade trtconvert on this machine, or build the plan again with this version",
+        )
+    parts: dict[str, str] = {}
+    args: list[Argument] = []
+    for line in lines:
+        key, _, value = line.partition(" ")
+        if key == "arg":
+            args.append(_decode_argument(value))
+        else:
+            parts[key] = value
+    return Launch(
+        parts["kernel"], _sizes(parts["grid"]), _sizes(parts["block"]), tuple(args), _decode_size(parts["shared"])
+    )
+
+
+def _decode_size(text: str) -> Size:
+    tokens = tuple(text.split())
+    return int(tokens[0]) if len(tokens) == 1 and not tokens[0].startswith("i") else Dim(tokens)
+
+
+def _sizes(text: str) -> tuple[Size, Size, Size]:
+    x, y, z = (_decode_size(part) for part in text.split(","))
+    return x, y, z
+
+
+def _decode_argument(text: str) -> Argument:
+    kind, _, value = text.partition(" ")
+    if kind in ("in", "out"):
+        return Tensor("", (), text)
+    return float(value) if kind == "float" else _decode_size(value)

@@ -1,0 +1,120 @@
+"""Op: the class an op author writes. One small class and one kernel make a fusion, a plugin and a verified result."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trtconvert.errors import ConvertError
+from trtconvert.launch import Launch, Tensor
+
+if typing.TYPE_CHECKING:
+    from trtconvert.pattern import Builder, Expr, Pattern
+
+Attribute = float | int | str
+_ATTRIBUTE_TYPES = (float, int, str)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tested use of an op: a shape per input, and attributes that differ from the defaults."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+
+    def __str__(self) -> str:
+        shapes = " ".join("x".join(map(str, shape)) for shape in self.shapes)
+        return " ".join([shapes, *(f"{name}={value}" for name, value in self.attributes)])
+
+
+def case(*shapes: tuple[int, ...], **attributes: Attribute) -> Case:
+    """A Case from shapes and attributes: `case((197, 768), (768,), (768,), axis=-1)`."""
+    return Case(shapes, tuple(sorted(attributes.items())))
+
+
+class Op:
+    """An operator with its pattern, its kernel and its specification.
+
+    Annotated class attributes (float, int or str, with a default) are ONNX attributes, plugin fields and constructor
+    arguments at once. The methods below are all there is to write; inputs come in the order of `output`'s parameters.
+    """
+
+    name: ClassVar[str]
+    """ONNX op_type and plugin name; the class's name unless set."""
+    version: ClassVar[str] = "1"
+    """Plugin version. A breaking change gets a new version: old plans keep loading."""
+    namespace: ClassVar[str] = ""
+    """Plugin namespace."""
+    pattern: ClassVar[str] = ""
+    """What `--pattern` calls it; empty if the op is never fused, only used by name."""
+    opt_in: ClassVar[bool] = False
+    """True: fused only when asked for by `--pattern`, because it seldom pays."""
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
+    """Dtypes that the kernel takes, as numpy names them."""
+    defaults: ClassVar[dict[str, float]] = {}
+    """Inputs that a pattern may lack, with the value that then fills them."""
+    landmarks: ClassVar[tuple[str, ...]] = ()
+    """Op types that make a partial match worth reporting as a near miss."""
+    source: ClassVar[str]
+    """CUDA C++ text; IO is the dtype's C++ type, "common.cuh" may be included."""
+    cases: ClassVar[tuple[Case, ...]] = ()
+    """Shapes for tests and `plugins check`, odd sizes included."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.__dict__.get("name", cls.__name__)
+
+    def __init__(self, **attributes: Any) -> None:
+        declared = self.attributes()
+        for name, value in attributes.items():
+            if name not in declared:
+                raise ConvertError(f"{self.name} has no attribute {name!r}; it has {', '.join(declared) or 'none'}")
+            setattr(self, name, value)
+
+    @classmethod
+    def attributes(cls) -> dict[str, type]:
+        """Name and type of each ONNX attribute, from the class's annotations."""
+        hints = typing.get_type_hints(cls)
+        found = {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
+        for name, hint in found.items():
+            if hint not in _ATTRIBUTE_TYPES or not hasattr(cls, name):
+                raise ConvertError(f"{cls.__name__}.{name}: an attribute is a float, int or str with a default")
+        return found
+
+    @classmethod
+    def inputs(cls) -> tuple[str, ...]:
+        """Names of the inputs, from `output`'s parameters."""
+        code = cls.output.__code__
+        return code.co_varnames[1 : code.co_argcount]
+
+    def values(self) -> dict[str, Attribute]:
+        """Attribute values of this instance."""
+        return {name: getattr(self, name) for name in self.attributes()}
+
+    def patterns(self, op: Builder, *inputs: Expr) -> Iterator[Expr | Pattern]:
+        """Yield one expression per spelling that this op replaces; the same text writes the function body."""
+        return iter(())
+
+    def accepts(self, *inputs: Tensor) -> str | None:
+        """None if the kernel takes these inputs, else the sentence why not. Sizes may be unknown (Dim)."""
+        return None
+
+    def output(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Dtype and shape of each output."""
+        raise NotImplementedError
+
+    def reference(self, *inputs: Any) -> Any:
+        """The specification: numpy float64 arrays in, float64 out."""
+        raise NotImplementedError
+
+    def launch(self, *tensors: Tensor) -> Launch:
+        """The kernel launch for these inputs, then outputs."""
+        raise NotImplementedError
+
+    def outputs(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """`output`, always as a tuple, each tensor with its pointer slot."""
+        result = self.output(*inputs)
+        tensors = result if isinstance(result, tuple) else (result,)
+        return tuple(Tensor(t.dtype, t.shape, f"out {i}") for i, t in enumerate(tensors))
