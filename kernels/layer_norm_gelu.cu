@@ -7,7 +7,7 @@
 // is a second pass over registers: exact also where |mean| is far above the deviation. CHANNELS 0 means that C is only
 // known at run time, or is too long for registers: then the passes read memory (cache) again.
 //
-// -D GROUP: threads that share a row. -D APPROXIMATE: tanh GELU.
+// -D GROUP: threads that share a row. -D TANH: true for the tanh GELU.
 #include "common.cuh"
 
 constexpr int MAX_WARPS = 32;
@@ -28,7 +28,7 @@ __device__ __forceinline__ float row_sum(float v) {
 }
 
 __device__ __forceinline__ IO finish(float x, float mean, float rstd, IO scale, IO bias) {
-    return from_float<IO>(gelu<APPROXIMATE>(fmaf((x - mean) * rstd, to_float(scale), to_float(bias))));
+    return from_float<IO>(gelu<TANH>(fmaf((x - mean) * rstd, to_float(scale), to_float(bias))));
 }
 
 #if PLANES == 0

@@ -119,7 +119,7 @@ class LayerNormGelu(Op):
 
     def _defines(self, planes: int, group: int, channels: int) -> tuple[tuple[str, str], ...]:
         approximate = "true" if self.approximate == "tanh" else "false"
-        values = {"PLANES": planes, "GROUP": group, "CHANNELS": channels, "APPROXIMATE": approximate}
+        values = {"PLANES": planes, "GROUP": group, "CHANNELS": channels, "TANH": approximate}
         return tuple((name, str(value)) for name, value in values.items())
 
 

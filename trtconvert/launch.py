@@ -8,12 +8,13 @@ compiler is needed: a reader evaluates the expressions for the actual shapes and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from trtconvert.errors import ConvertError
 
+MAGIC = "trtconvert-launch"
 FORMAT = 1  # of the text form; raised when an older reader would misread it
 V = TypeVar("V")
 
@@ -171,9 +172,14 @@ class Launch:
     defines: tuple[tuple[str, str], ...] = ()
 
 
-def encode(launch: Launch) -> str:
-    """The launch as text, one line a part; `decode` reads it back."""
-    lines = [f"trtconvert-launch {FORMAT}", f"kernel {launch.kernel}"]
+def encode(launch: Launch, op: str = "", attributes: Mapping[str, object] | None = None) -> str:
+    """The launch as text, one line a part; `decode` reads it back.
+
+    op ("name version namespace") and attributes are for people and for `inspect`, which finds the text in a plan.
+    """
+    lines = [f"{MAGIC} {FORMAT}", f"op {op}"]
+    lines += [f"attribute {name} {value}" for name, value in (attributes or {}).items()]
+    lines.append(f"kernel {launch.kernel}")
     lines += [f"{part} " + ", ".join(map(str, getattr(launch, part))) for part in ("grid", "block")]
     lines.append(f"shared {launch.shared}")
     for arg in launch.args:
@@ -185,14 +191,14 @@ def encode(launch: Launch) -> str:
             lines.append(f"arg float {arg!r}")
         else:
             lines.append(f"arg int {arg}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "end", ""])
 
 
 def decode(text: str) -> Launch:
     """Read the text form; ConvertError when a newer trtconvert wrote it."""
     header, *lines = text.strip().splitlines()
     word, _, number = header.partition(" ")
-    if word != "trtconvert-launch":
+    if word != MAGIC:
         raise ConvertError("the plugin's launch description is not one of trtconvert's", where=header[:60])
     if int(number) > FORMAT:
         raise ConvertError(

@@ -1,0 +1,335 @@
+"""An Op as TensorRT sees it: IPluginV3 and IPluginCreatorV3One, written once for all ops.
+
+At build time the plugin asks the op for its launch and compiles the kernel for every target; both are serialized, so at
+run time the plugin is only that data: no op class, no source and no compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+from trtconvert import gpu, launch
+from trtconvert.backend import Backend
+from trtconvert.errors import ConvertError
+from trtconvert.kernel import compile_kernel
+from trtconvert.launch import Dim, Launch, Size, Tensor
+from trtconvert.op import Op
+
+F = TypeVar("F", bound=Callable[..., Any])
+_DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT8": "int8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+    "UINT8": "uint8",
+}
+_targets: ContextVar[tuple[str, ...]] = ContextVar("targets", default=())
+_failures: list[ConvertError] = []  # an exception cannot cross TensorRT's C++; build and engine collect it here
+_creators: dict[tuple[str, str, str, str], Any] = {}
+
+
+def dtype_name(dtype: Any) -> str:
+    """numpy's name of a TensorRT DataType; TensorRT's own name for those that numpy lacks."""
+    return _DTYPES.get(dtype.name, str(dtype.name))
+
+
+@contextmanager
+def building(targets: tuple[str, ...]) -> Iterator[None]:
+    """Plugins created inside are built for these architectures ("sm_86", and "compute_120" for PTX)."""
+    _failures.clear()
+    token = _targets.set(targets)
+    try:
+        yield
+    finally:
+        _targets.reset(token)
+
+
+def raise_failure() -> None:
+    """Raise what went wrong inside a plugin, if anything did."""
+    if _failures:
+        raise _failures.pop()
+
+
+def _kept(otherwise: Any = None, again: bool = False) -> Callable[[F], F]:
+    """Keep the reason when a plugin method raises: `raise_failure` tells it once TensorRT has returned.
+
+    While building, TensorRT then gets the answer `otherwise` and goes on, since its own way out of a failed plugin is
+    not always safe; the plan is thrown away. At run time the exception goes on (again): no result may look good.
+    """
+
+    def decorate(method: F) -> F:
+        @wraps(method)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except ConvertError as error:
+                _failures.append(error)
+            except Exception as error:  # noqa: BLE001  # an op's code may raise anything
+                _failures.append(ConvertError(f"plugin method {method.__name__}: {type(error).__name__}: {error}"))
+            if again:
+                raise _failures[-1]
+            return otherwise
+
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+def ensure_creator(backend: Backend, name: str, version: str, namespace: str, op: type[Op] | None = None) -> None:
+    """Register the creator of that name once per process and backend; harmless to repeat.
+
+    op is needed to build with it; plans load without. ConvertError if somebody else's creator has the name.
+    """
+    key = (backend.name, name, version, namespace)
+    if key not in _creators:
+        creator = _classes(backend)[1](name, version, namespace)
+        if not backend.trt.get_plugin_registry().register_creator(creator, namespace):
+            raise ConvertError(
+                f"another plugin library has registered {name}, version {version}, namespace {namespace!r}",
+                fix="do not load that library together with this op, or give the op another version",
+            )
+        _creators[key] = creator
+    if op is not None:
+        _creators[key].op = op
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a plugin is made of; shared by its clones."""
+
+    name: str
+    version: str
+    namespace: str
+    op: Op | None = None
+    targets: tuple[str, ...] = ()
+    outputs: int = 1
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A launch and its kernel for each architecture: all that the plan keeps of a plugin."""
+
+    text: str
+    launch: Launch
+    images: Mapping[str, bytes]
+
+
+def compile_op(op: Op, inputs: list[Tensor], targets: tuple[str, ...]) -> _Compiled:
+    """The op's launch for these inputs and its kernel for each target."""
+    described = op.launch(*inputs, *op.outputs(*inputs))
+    text = launch.encode(described, f"{op.name} {op.version} {op.namespace}".rstrip(), op.values())
+    dtype = inputs[0].dtype
+    images = {a: compile_kernel(described.kernel, op.source, described.defines, dtype, a) for a in targets}
+    return _Compiled(text, launch.decode(text), images)
+
+
+@lru_cache
+def _classes(backend: Backend) -> tuple[Any, Any]:
+    """The plugin and creator classes on this backend's base classes."""
+    trt: Any = backend.trt
+
+    class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):  # type: ignore[misc, name-defined]
+        def __init__(self, state: _State, compiled: _Compiled | None = None, types: tuple[str, ...] = ()) -> None:
+            for base in (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
+                base.__init__(self)
+            self.plugin_name, self.plugin_version = state.name, state.version
+            self.plugin_namespace, self.num_outputs = state.namespace, state.outputs
+            self.state, self.compiled, self.types = state, compiled, types
+            self.run: Callable[[int], None] | None = None
+            self.pointers: list[tuple[Any, bool, int]] = []
+
+        def get_capability_interface(self, _kind: Any) -> Any:
+            return self
+
+        def clone(self) -> Any:
+            return Plugin(self.state, self.compiled, self.types)
+
+        # build
+
+        def _inputs(self, shapes: list[tuple[Size, ...]]) -> list[Tensor]:
+            return [Tensor(t, shape, f"in {i}") for i, (t, shape) in enumerate(zip(self.types, shapes, strict=True))]
+
+        @property
+        def _op(self) -> Op:
+            assert self.state.op is not None, "a plugin loaded from a plan cannot be built again"
+            return self.state.op
+
+        @_kept([])
+        def get_output_data_types(self, input_types: list[Any]) -> list[Any]:
+            self.types = tuple(map(dtype_name, input_types))
+            codes = {name: getattr(trt.DataType, code) for code, name in _DTYPES.items() if hasattr(trt.DataType, code)}
+            outputs = self._op.outputs(*self._inputs([_unknown_shape(i, 4) for i in range(len(self.types))]))
+            return [codes[t.dtype] for t in outputs]
+
+        @_kept([])
+        def get_output_shapes(self, inputs: list[Any], _shape_inputs: list[Any], builder: Any) -> list[Any]:
+            shapes = [
+                tuple(
+                    d.get_constant_value() if d.is_constant() else Dim.of_input(i, axis) for axis, d in enumerate(dims)
+                )
+                for i, dims in enumerate(inputs)
+            ]
+            names = {"+": "SUM", "-": "SUB", "*": "PROD", "/": "FLOOR_DIV", "^": "CEIL_DIV", "min": "MIN", "max": "MAX"}
+
+            def apply(operator: str, a: Any, b: Any) -> Any:
+                return builder.operation(getattr(trt.DimensionOperation, names[operator]), a, b)
+
+            results = []
+            for output in self._op.outputs(*self._inputs(shapes)):
+                dims = trt.DimsExprs(output.rank)
+                for axis, size in enumerate(output.shape):
+                    dims[axis] = launch.fold(size, builder.constant, lambda i, a: inputs[i][a], apply)
+                results.append(dims)
+            return results
+
+        @_kept(False)
+        def supports_format_combination(self, position: int, in_out: list[Any], count: int) -> bool:
+            desc = in_out[position].desc
+            if desc.format != trt.TensorFormat.LINEAR:
+                return False
+            if position < count:
+                allowed = dtype_name(desc.type) in self._op.dtypes
+                return allowed and (position < count - 1 or self._accepts(in_out[:count]) is None)
+            outputs = self._op.outputs(*self._symbols(in_out[:count]))
+            return dtype_name(desc.type) == outputs[position - count].dtype
+
+        def _symbols(self, described: list[Any]) -> list[Tensor]:
+            return [
+                Tensor(
+                    dtype_name(d.desc.type),
+                    tuple(size if size >= 0 else Dim.of_input(i, axis) for axis, size in enumerate(d.desc.dims)),
+                    f"in {i}",
+                )
+                for i, d in enumerate(described)
+            ]
+
+        def _accepts(self, described: list[Any]) -> str | None:
+            reason = self._op.accepts(*self._symbols(described))
+            if reason is not None:
+                _failures.append(ConvertError(f"plugin {self.state.name} does not take its inputs: {reason}"))
+            return reason
+
+        @_kept()
+        def configure_plugin(self, inputs: list[Any], _outputs: list[Any]) -> None:
+            self.compiled = compile_op(self._op, self._symbols(inputs), self.state.targets)
+
+        def get_valid_tactics(self) -> list[int]:
+            return []
+
+        def set_tactic(self, _tactic: int) -> None:
+            pass
+
+        def get_workspace_size(self, _inputs: list[Any], _outputs: list[Any]) -> int:
+            return 0
+
+        def get_fields_to_serialize(self) -> Any:
+            fields = []
+            if self.compiled is not None:  # None: configure_plugin failed, and the plan will be thrown away
+                fields = [("launch", self.compiled.text.encode(), trt.PluginFieldType.CHAR)]
+                fields += [(arch, image, trt.PluginFieldType.INT8) for arch, image in self.compiled.images.items()]
+            arrays = [np.frombuffer(data, dtype=np.int8) for _, data, _ in fields]
+            # TensorRT reads the collection after this call returns: it has to stay alive.
+            self.serialized = [trt.PluginField(n, a, t) for (n, _, t), a in zip(fields, arrays, strict=True)], arrays
+            self.collection = trt.PluginFieldCollection(self.serialized[0])
+            return self.collection
+
+        # run
+
+        def attach_to_context(self, _context: Any) -> Any:
+            return self.clone()
+
+        @_kept(again=True)
+        def on_shape_change(self, inputs: list[Any], outputs: list[Any]) -> None:
+            """Evaluate the launch for these shapes; enqueue then only fills in the pointers."""
+            assert self.compiled is not None
+            shapes = [tuple(i.dims) for i in inputs]
+            described = self.compiled.launch
+            grid = tuple(launch.evaluate(s, shapes) for s in described.grid)
+            block = tuple(launch.evaluate(s, shapes) for s in described.block)
+            self.pointers, self.run = [], None
+            if 0 in grid:
+                return  # nothing to compute
+            arguments = [self._argument(argument, shapes) for argument in described.args]
+            image = gpu.choose_image(self.compiled.images, gpu.require().arch)
+            kernel = gpu.load_kernel(image, described.kernel)
+            shared = launch.evaluate(described.shared, shapes)
+            self.run = gpu.launcher(kernel, grid, block, shared, arguments)  # type: ignore[arg-type]
+
+        def _argument(self, argument: launch.Argument, shapes: list[tuple[int, ...]]) -> Any:
+            if isinstance(argument, Tensor):
+                side, index = argument.slot.split()
+                pointer = ctypes.c_void_p()
+                self.pointers.append((pointer, side == "in", int(index)))
+                return pointer
+            if isinstance(argument, float):
+                return ctypes.c_float(argument)
+            return ctypes.c_longlong(launch.evaluate(argument, shapes))
+
+        @_kept(again=True)
+        def enqueue(
+            self, _input_desc: Any, _output_desc: Any, inputs: list[int], outputs: list[int], _work: int, stream: int
+        ) -> None:
+            for pointer, is_input, index in self.pointers:
+                pointer.value = (inputs if is_input else outputs)[index]
+            if self.run is not None:
+                self.run(stream)
+
+    class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc, name-defined]
+        op: type[Op] | None = None
+
+        def __init__(self, name: str, version: str, namespace: str) -> None:
+            trt.IPluginCreatorV3One.__init__(self)
+            self.name, self.plugin_version, self.plugin_namespace = name, version, namespace
+            self._set_fields({})
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "op" and value is not None:
+                self._set_fields(value.attributes())
+
+        def _set_fields(self, attributes: Mapping[str, type]) -> None:
+            types = {float: trt.PluginFieldType.FLOAT32, int: trt.PluginFieldType.INT32, str: trt.PluginFieldType.CHAR}
+            self.field_names = trt.PluginFieldCollection(
+                [trt.PluginField(name, np.array([]), types[kind]) for name, kind in attributes.items()]
+            )
+
+        @_kept()
+        def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
+            if phase == trt.TensorRTPhase.RUNTIME:
+                return self._from_plan(fields)
+            if self.op is None:
+                raise ConvertError(f"plugin {self.name} can load plans here, but not build: its op is not registered")
+            op = self.op(**{f.name: _field_value(f, self.op.attributes()[f.name]) for f in fields})
+            return Plugin(_State(self.name, self.plugin_version, self.plugin_namespace, op, _targets.get()))
+
+        def _from_plan(self, fields: Any) -> Any:
+            data = {f.name: np.asarray(f.data).tobytes() for f in fields}
+            if "launch" not in data:
+                raise ConvertError(f"plugin {self.name} in this plan was not built by trtconvert")
+            text = data.pop("launch").decode()
+            state = _State(self.name, self.plugin_version, self.plugin_namespace)
+            return Plugin(state, _Compiled(text, launch.decode(text), data))
+
+    return Plugin, Creator
+
+
+def _unknown_shape(tensor: int, rank: int) -> tuple[Size, ...]:
+    return tuple(Dim.of_input(tensor, axis) for axis in range(rank))
+
+
+def _field_value(field: Any, kind: type) -> Any:
+    data = np.asarray(field.data)
+    if kind is str:
+        return data.astype(np.int8).tobytes().split(b"\0")[0].decode()
+    return kind(data.reshape(-1)[0])

@@ -1,0 +1,114 @@
+"""The GPU of this machine, asked from the CUDA driver; and kernels loaded and launched through it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from trtconvert.errors import ConvertError, NoUsableGpuError
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """name; arch as the compiler calls it ("sm_90"); driver: CUDA version that the driver serves, as (13, 0)."""
+
+    name: str
+    arch: str
+    driver: tuple[int, int]
+
+
+def _driver() -> Any:
+    from cuda.bindings import driver  # noqa: PLC0415  # only where a GPU is asked for
+
+    return driver
+
+
+def _call(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        driver = _driver()
+        _, text = driver.cuGetErrorString(status)
+        raise ConvertError(f"the CUDA driver reports: {(text or b'unknown error').decode()} ({status.name})")
+    return values[0] if len(values) == 1 else tuple(values) if values else None
+
+
+@lru_cache(maxsize=1)
+def find() -> Gpu | str:
+    """The first GPU, or the sentence why there is none."""
+    try:
+        driver = _driver()
+        _call(driver.cuInit(0))
+        if _call(driver.cuDeviceGetCount()) == 0:
+            return "the CUDA driver finds no GPU"
+        device = _call(driver.cuDeviceGet(0))
+        version = _call(driver.cuDriverGetVersion())
+        name = _call(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
+        attribute = driver.CUdevice_attribute
+        major = _call(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))
+        minor = _call(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
+    except ConvertError as error:
+        return str(error)
+    except (ImportError, RuntimeError, OSError):
+        return "no NVIDIA driver on this machine"
+    return Gpu(name, f"sm_{major}{minor}", (version // 1000, version % 1000 // 10))
+
+
+def current() -> Gpu | None:
+    """The GPU, or None."""
+    found = find()
+    return found if isinstance(found, Gpu) else None
+
+
+def require() -> Gpu:
+    """The GPU; NoUsableGpuError where there is none."""
+    found = find()
+    if isinstance(found, str):
+        raise NoUsableGpuError(found, fix="run this on a machine with an NVIDIA GPU and its driver")
+    return found
+
+
+def arch_number(arch: str) -> int:
+    """89 for "sm_89" and "compute_89"."""
+    return int(arch.split("_")[1])
+
+
+def choose_image(images: Mapping[str, bytes], arch: str) -> bytes:
+    """The image to load on `arch`: its own cubin, one of the same major version and a lower minor one, else PTX."""
+    number = arch_number(arch)
+    fits = [a for a in images if a.startswith("sm_") and arch_number(a) // 10 == number // 10 and arch_number(a) <= number]
+    if fits:
+        return images[max(fits, key=arch_number)]
+    ptx = [a for a in images if a.startswith("compute_") and arch_number(a) <= number]
+    if ptx:
+        return images[max(ptx, key=arch_number)]
+    raise ConvertError(
+        f"the plan's kernels were compiled for {', '.join(sorted(images))}, this GPU is {arch}",
+        fix=f"build the plan again with --target {arch}",
+    )
+
+
+@lru_cache(maxsize=256)
+def load_kernel(image: bytes, name: str) -> Any:
+    """A kernel handle, good in every CUDA context of this process. The image is loaded once."""
+    driver = _driver()
+    library = _call(driver.cuLibraryLoadData(image, None, None, 0, None, None, 0))
+    return driver.CUfunction(int(_call(driver.cuLibraryGetKernel(library, name.encode()))))
+
+
+def launcher(
+    kernel: Any, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, arguments: list[Any]
+) -> Callable[[int], None]:
+    """A function of the stream that launches the kernel with these ctypes values, read anew at each call."""
+    addresses = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
+    pointer = ctypes.addressof(addresses)
+    launch = _driver().cuLaunchKernel
+
+    def run(stream: int, _keep: Any = (addresses, arguments)) -> None:
+        (status,) = launch(kernel, *grid, *block, shared, stream, pointer, 0)
+        if status:
+            _call((status,))
+
+    return run

@@ -1,0 +1,116 @@
+"""Makes a model importable by TensorRT's parser, without changing what it computes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx
+from onnx import ModelProto, NodeProto, helper
+from onnx.inliner import inline_local_functions
+
+from trtconvert import model as onnx_model
+from trtconvert import registry
+from trtconvert.errors import ConvertError
+from trtconvert.op import Op
+
+
+@dataclass(frozen=True)
+class PluginNode:
+    """A node that the parser must import as a plugin: its name after lowering, and the op that implements it."""
+
+    node: str
+    op: type[Op]
+
+
+def lower(model: ModelProto) -> tuple[ModelProto, list[PluginNode]]:
+    """Prepare a copy for parsing: bodies of ops that have a creator go (older parsers would take them instead of the
+    plugin), other local functions are inlined (a function named like a standard op would be taken for that op), plugin
+    nodes get all attributes, every node a unique name.
+
+    Raises ConvertError that lists every node which neither ONNX, nor a function, nor a registered op defines.
+    """
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    kept = [f for f in copy.functions if registry.find(f.name) is None]
+    del copy.functions[:]
+    copy.functions.extend(kept)
+    if kept:
+        copy = inline_local_functions(copy)
+    nodes = list(onnx_model.all_nodes(copy))
+    _name(nodes)
+    custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]
+    unknown = [node for node in custom if registry.find(node.op_type) is None]
+    if unknown:
+        raise _unknown(unknown)
+    return copy, [_plugin(node) for node in custom]
+
+
+def _name(nodes: Iterable[NodeProto]) -> None:
+    taken: set[str] = set()
+    for node in nodes:
+        base = node.name or f"{node.op_type}_{node.output[0] if node.output else ''}"
+        name, count = base, 1
+        while name in taken:
+            name, count = f"{base}_{count}", count + 1
+        taken.add(name)
+        node.name = name
+
+
+def _plugin(node: NodeProto) -> PluginNode:
+    """Check the node's attributes against the op's, and fill in those it lacks: the parser passes on what it finds."""
+    op = registry.find(node.op_type)
+    assert op is not None
+    declared = op.attributes()
+    for name, value in onnx_model.attribute_values(node).items():
+        if name in ("plugin_version", "plugin_namespace"):
+            continue
+        if name not in declared:
+            near = difflib.get_close_matches(name, declared, 1)
+            raise ConvertError(
+                f"attribute {name!r} of {node.op_type} is not one that the op declares ({', '.join(declared) or 'none'})",
+                where=f"node {node.name}",
+                fix=f"rename it to {near[0]!r}" if near else "remove it, or add it to the op",
+            )
+        if not isinstance(value, declared[name]):
+            raise ConvertError(
+                f"attribute {name!r} of {node.op_type} is {value!r}, the op declares {declared[name].__name__}",
+                where=f"node {node.name}",
+                fix="export it with that type",
+            )
+        if isinstance(value, int) and not -(2**31) <= value < 2**31:
+            raise ConvertError(
+                f"attribute {name!r} of {node.op_type} is {value}, TensorRT passes 32-bit integers to plugins",
+                where=f"node {node.name}",
+                fix="use a value within 32 bits",
+            )
+    present = {a.name for a in node.attribute}
+    for name, value in op().values().items():
+        if name not in present:
+            node.attribute.append(helper.make_attribute(name, value))
+    if op.version != "1" and "plugin_version" not in present:
+        node.attribute.append(helper.make_attribute("plugin_version", op.version))
+    if len(node.input) != len(op.inputs()):
+        raise ConvertError(
+            f"{node.op_type} has {len(node.input)} inputs, the op takes {len(op.inputs())}: {', '.join(op.inputs())}",
+            where=f"node {node.name}",
+        )
+    return PluginNode(node.name, op)
+
+
+def _unknown(nodes: list[NodeProto]) -> ConvertError:
+    known = [op.name for op in registry.ops()]
+    kinds: dict[str, list[str]] = {}
+    for node in nodes:
+        kinds.setdefault(f"{node.domain}::{node.op_type}", []).append(node.name)
+    parts = [f"{kind} ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})" for kind, names in kinds.items()]
+    near = sorted({n for node in nodes for n in difflib.get_close_matches(node.op_type, known, 1)})
+    standard = [n.op_type for n in nodes if onnx.defs.has(n.op_type)]
+    hint = f"nearest registered op: {', '.join(near)}; " if near else ""
+    if standard:
+        hint += f"{', '.join(sorted(set(standard)))} is also a standard ONNX op: use domain '' if that is meant; "
+    return ConvertError(
+        f"no plugin and no function body for custom op{'s' if len(kinds) > 1 else ''} {', '.join(parts)}",
+        fix=f"{hint}give a plugin with --plugin FILE.py (see README, 'Add an op'); registered: {', '.join(known)}",
+    )

@@ -1,0 +1,118 @@
+"""engine.plan.json beside the plan: what the engine was made from and what it needs, so that no command has to ask."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtconvert.errors import ConvertError
+from trtconvert.files import write_file
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class IO:
+    """An input or output: dtype as numpy names it, dims as int, name or -1."""
+
+    name: str
+    dtype: str
+    shape: list[int | str | None] | None
+
+
+@dataclass(frozen=True)
+class PluginUse:
+    """A creator that the plan needs, and where it came from."""
+
+    name: str
+    version: str
+    namespace: str
+    kind: str  # IPluginV3
+    fields_format: int
+    provider: str  # package, or path of the plugin file
+    sha256: str  # of the provider's source
+    nodes: list[str]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is known of a plan. Paths are relative to the plan's folder."""
+
+    tool: str
+    backend: str
+    backend_version: str
+    plan_sha256: str
+    plan_bytes: int
+    model: str
+    model_sha256: str
+    fused_sha256: str
+    patterns: list[str]
+    fusions: list[dict[str, Any]]
+    targets: list[str]
+    profiles: list[dict[str, dict[str, list[int]]]]
+    onnx_inputs: list[IO]
+    onnx_outputs: list[IO]
+    engine_inputs: list[IO]
+    engine_outputs: list[IO]
+    plugins: list[PluginUse]
+    plugin_files: list[str]
+    precision: str
+    options: dict[str, Any] = field(default_factory=dict)
+    verifications: list[dict[str, Any]] = field(default_factory=list)
+    schema: int = SCHEMA
+
+
+def path_for(plan: Path) -> Path:
+    """Where the manifest of a plan lies."""
+    return plan.with_name(plan.name + ".json")
+
+
+def write(manifest: Manifest, plan: Path) -> Path:
+    """Write it beside the plan: UTF-8, sorted keys."""
+    text = json.dumps(dataclasses.asdict(manifest), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    path = path_for(plan)
+    write_file(path, text.encode())
+    return path
+
+
+def read(plan: Path) -> Manifest:
+    """The plan's manifest. ConvertError when it is missing, damaged, newer than this tool, or of another plan."""
+    path = path_for(plan)
+    if not plan.is_file():
+        raise ConvertError("plan not found", where=str(plan), fix="check the path, or build it: trtconvert build MODEL")
+    if not path.is_file():
+        raise ConvertError(
+            "the plan has no manifest beside it", where=str(path), fix="copy the .plan.json together with the .plan"
+        )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        schema = int(data["schema"])
+        if schema > SCHEMA:
+            raise ConvertError(
+                f"the manifest has schema {schema}, this trtconvert reads up to {SCHEMA}",
+                where=str(path),
+                fix="upgrade trtconvert",
+            )
+        data |= {k: [IO(**io) for io in data[k]] for k in data if k.endswith(("_inputs", "_outputs"))}
+        data["plugins"] = [PluginUse(**plugin) for plugin in data["plugins"]]
+        return Manifest(**data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConvertError(
+            f"the manifest cannot be read: {error}", where=str(path), fix="build the plan again"
+        ) from error
+
+
+def check_plan(manifest: Manifest, plan: Path) -> bytes:
+    """The plan's bytes, checked against the manifest's digest."""
+    data = plan.read_bytes()
+    if hashlib.sha256(data).hexdigest() != manifest.plan_sha256:
+        raise ConvertError(
+            f"the plan is not the one its manifest describes ({len(data)} bytes, expected {manifest.plan_bytes})",
+            where=str(plan),
+            fix="copy plan and manifest together again, or build again",
+        )
+    return data

@@ -1,0 +1,152 @@
+"""Shapes of dynamic inputs: what `--shape` says, checked against the model, and what is assumed where it says nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import ModelProto
+
+from trtconvert import model as onnx_model
+from trtconvert.errors import ConvertError
+
+METADATA_KEY = "trtconvert.shape"  # a model may carry its own shapes, written as for --shape, separated by spaces
+
+
+@dataclass(frozen=True)
+class Range:
+    """min, opt and max shape of one input in one optimization profile."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    def __str__(self) -> str:
+        shapes = [self.opt] if self.min == self.max else [self.min, self.opt, self.max]
+        return ",".join("x".join(map(str, shape)) for shape in shapes)
+
+
+def parse(texts: Sequence[str]) -> dict[str, Range]:
+    """`NAME=1x3x224x224` or `NAME=MIN,OPT,MAX`; a colon serves as well as the equals sign, as in trtexec."""
+    ranges = {}
+    for text in texts:
+        name, separator, value = text.rpartition("=")
+        if not separator:
+            name, separator, value = text.rpartition(":")
+        try:
+            shapes = [tuple(int(d) for d in part.split("x")) if part else () for part in value.split(",")]
+        except ValueError:
+            shapes = []
+        if not name or len(shapes) not in (1, 3) or any(d < 0 for shape in shapes for d in shape):
+            raise ConvertError(
+                f"cannot read --shape {text!r}",
+                fix="write --shape NAME=1x3x224x224, or --shape NAME=MIN,OPT,MAX such as x=1x3x224x224,4x3x224x224,8x3x224x224",
+            )
+        ranges[name] = Range(shapes[0], shapes[len(shapes) // 2], shapes[-1])
+    return ranges
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Ranges of all dynamic inputs, and notices about those that were assumed."""
+
+    ranges: dict[str, Range]
+    notices: tuple[str, ...] = ()
+
+
+def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
+    """The optimization profile for the model's dynamic inputs.
+
+    A dynamic leading dimension that nothing is said about gets 1, 1, 16; ConvertError for any other, for unknown
+    names, a wrong rank, a changed static dimension, and min > opt or opt > max.
+    """
+    weights = {t.name for t in model.graph.initializer}
+    inputs = {i.name: onnx_model.describe(i).shape for i in model.graph.input if i.name not in weights}
+    notices: list[str] = []
+    carried = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), "")
+    if carried and not given:
+        given = parse(carried.split())
+        notices.append(f"shapes from the model's metadata ({METADATA_KEY}): {carried}")
+    for name in given:
+        if name not in inputs:
+            near = difflib.get_close_matches(name, inputs, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ConvertError(
+                f"--shape names {name!r}, which is no input of the model", fix=f"{hint}inputs: {', '.join(inputs)}"
+            )
+    ranges: dict[str, Range] = {}
+    missing: dict[str, tuple[int | str | None, ...]] = {}
+    for name, shape in inputs.items():
+        if shape is None:
+            if name not in given:
+                raise ConvertError(f"the rank of input {name!r} is unknown", fix=f"say it: --shape {name}=1x3x224x224")
+            ranges[name] = given[name]
+        elif name in given:
+            _check(name, shape, given[name])
+            if any(not isinstance(d, int) for d in shape):
+                ranges[name] = given[name]
+        elif all(isinstance(d, int) for d in shape[1:]) and shape and not isinstance(shape[0], int):
+            rest = tuple(d for d in shape[1:] if isinstance(d, int))
+            ranges[name] = Range((1, *rest), (1, *rest), (16, *rest))
+            notices.append(f"input {name!r} has a dynamic first dimension: built for 1 to 16, optimized for 1 (--shape {name}=...)")
+        elif any(not isinstance(d, int) for d in shape):
+            missing[name] = shape
+    if missing:
+        raise _missing(missing)
+    _check_names(inputs, ranges)
+    return Profile(ranges, tuple(notices))
+
+
+def _check(name: str, shape: tuple[int | str | None, ...], given: Range) -> None:
+    for label, sizes in (("min", given.min), ("opt", given.opt), ("max", given.max)):
+        if len(sizes) != len(shape):
+            raise ConvertError(
+                f"--shape {name}: {label} has {len(sizes)} dimensions, the input has {len(shape)}: {_show(shape)}",
+                fix=f"give {len(shape)} dimensions",
+            )
+        for axis, (size, declared) in enumerate(zip(sizes, shape, strict=True)):
+            if isinstance(declared, int) and size != declared:
+                raise ConvertError(
+                    f"--shape {name}: {label} has {size} on axis {axis}, the model fixes it to {declared}: {_show(shape)}",
+                    fix="export the model with that axis dynamic, or keep its size",
+                )
+    for (low, a), (high, b) in ((("min", given.min), ("opt", given.opt)), (("opt", given.opt), ("max", given.max))):
+        for axis, (x, y) in enumerate(zip(a, b, strict=True)):
+            if x > y:
+                raise ConvertError(f"--shape {name}: {low} {x} > {high} {y} on axis {axis}", fix="give min <= opt <= max")
+
+
+def _check_names(inputs: Mapping[str, tuple[int | str | None, ...] | None], ranges: Mapping[str, Range]) -> None:
+    """Dimensions of one name have one size."""
+    seen: dict[str, tuple[str, tuple[int, int, int]]] = {}
+    for name, given in ranges.items():
+        for axis, dim in enumerate(inputs[name] or ()):
+            sizes = (given.min[axis], given.opt[axis], given.max[axis])
+            if isinstance(dim, str) and seen.setdefault(dim, (name, sizes))[1] != sizes:
+                other, expected = seen[dim]
+                raise ConvertError(
+                    f"inputs {other!r} and {name!r} share the dimension {dim!r}, but get "
+                    f"{'/'.join(map(str, expected))} and {'/'.join(map(str, sizes))} (min/opt/max)",
+                    fix="give both the same sizes with --shape",
+                )
+
+
+def _missing(missing: Mapping[str, tuple[int | str | None, ...]]) -> ConvertError:
+    named = [f"{name} {_show(shape)}" for name, shape in missing.items()]
+    flags = []
+    for name, shape in missing.items():
+        examples = ((1, 64), (1, 256), (16, 1024))
+        parts = [
+            "x".join(str(d if isinstance(d, int) else (first if i == 0 else other)) for i, d in enumerate(shape))
+            for first, other in examples
+        ]
+        flags.append(f"--shape {name}={','.join(parts)}")
+    return ConvertError(
+        f"dynamic dimensions without a range: {'; '.join(named)}",
+        fix=f"add, with your own sizes (min,opt,max): {' '.join(flags)}",
+    )
+
+
+def _show(shape: tuple[int | str | None, ...]) -> str:
+    return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
