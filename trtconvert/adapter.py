@@ -6,7 +6,6 @@ run time the plugin is only that data: no op class, no source and no compiler.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -146,8 +145,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             self.plugin_name, self.plugin_version = state.name, state.version
             self.plugin_namespace, self.num_outputs = state.namespace, state.outputs
             self.state, self.compiled, self.types = state, compiled, types
-            self.run: Callable[[int], None] | None = None
-            self.pointers: list[tuple[Any, bool, int]] = []
+            self.run: Callable[[list[int], list[int], int], None] | None = None
 
         def get_capability_interface(self, _kind: Any) -> Any:
             return self
@@ -254,36 +252,14 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             """Evaluate the launch for these shapes; enqueue then only fills in the pointers."""
             assert self.compiled is not None
             shapes = [tuple(i.dims) for i in inputs]
-            described = self.compiled.launch
-            grid = tuple(launch.evaluate(s, shapes) for s in described.grid)
-            block = tuple(launch.evaluate(s, shapes) for s in described.block)
-            self.pointers, self.run = [], None
-            if 0 in grid:
-                return  # nothing to compute
-            arguments = [self._argument(argument, shapes) for argument in described.args]
-            image = gpu.choose_image(self.compiled.images, gpu.require().arch)
-            kernel = gpu.load_kernel(image, described.kernel)
-            shared = launch.evaluate(described.shared, shapes)
-            self.run = gpu.launcher(kernel, grid, block, shared, arguments)  # type: ignore[arg-type]
-
-        def _argument(self, argument: launch.Argument, shapes: list[tuple[int, ...]]) -> Any:
-            if isinstance(argument, Tensor):
-                side, index = argument.slot.split()
-                pointer = ctypes.c_void_p()
-                self.pointers.append((pointer, side == "in", int(index)))
-                return pointer
-            if isinstance(argument, float):
-                return ctypes.c_float(argument)
-            return ctypes.c_longlong(launch.evaluate(argument, shapes))
+            self.run = gpu.prepare(self.compiled.launch, self.compiled.images, shapes)
 
         @_kept(again=True)
         def enqueue(
             self, _input_desc: Any, _output_desc: Any, inputs: list[int], outputs: list[int], _work: int, stream: int
         ) -> None:
-            for pointer, is_input, index in self.pointers:
-                pointer.value = (inputs if is_input else outputs)[index]
             if self.run is not None:
-                self.run(stream)
+                self.run(inputs, outputs, stream)
 
     class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc, name-defined]
         op: type[Op] | None = None
@@ -311,15 +287,19 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             if self.op is None:
                 raise ConvertError(f"plugin {self.name} can load plans here, but not build: its op is not registered")
             op = self.op(**{f.name: _field_value(f, self.op.attributes()[f.name]) for f in fields})
-            return Plugin(_State(self.name, self.plugin_version, self.plugin_namespace, op, _targets.get()))
+            some = [Tensor(op.dtypes[0], _unknown_shape(i, 4), f"in {i}") for i in range(len(op.inputs()))]
+            count = len(op.outputs(*some))
+            return Plugin(_State(self.name, self.plugin_version, self.plugin_namespace, op, _targets.get(), count))
 
         def _from_plan(self, fields: Any) -> Any:
             data = {f.name: np.asarray(f.data).tobytes() for f in fields}
             if "launch" not in data:
                 raise ConvertError(f"plugin {self.name} in this plan was not built by trtconvert")
             text = data.pop("launch").decode()
-            state = _State(self.name, self.plugin_version, self.plugin_namespace)
-            return Plugin(state, _Compiled(text, launch.decode(text), data))
+            described = launch.decode(text)
+            outputs = {a.slot for a in described.args if isinstance(a, Tensor) and a.slot.startswith("out")}
+            state = _State(self.name, self.plugin_version, self.plugin_namespace, outputs=len(outputs))
+            return Plugin(state, _Compiled(text, described, data))
 
     return Plugin, Creator
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, ModelProto, NodeProto, helper, numpy_helper
 
 from trtconvert import model as onnx_model
 from trtconvert import registry
 from trtconvert.errors import ConvertError
 from trtconvert.files import check_writable
 from trtconvert.launch import Dim, Size, Tensor
-from trtconvert.model import GraphView
+from trtconvert.model import GraphView, elem_type, numpy_dtype
 from trtconvert.op import Op
 from trtconvert.pattern import Attr, Builder, Emitter, Match, Matcher, Pattern, Var, available, roots
 
@@ -249,8 +249,7 @@ class _Finder:
         if name not in op.defaults:
             raise _Refused(f"its input {name} is missing")
         channels = next((v.size for v in others.values() if isinstance(v, np.ndarray)), 0) or self._channels(match, data)
-        dtype = helper.tensor_dtype_to_np_dtype(_elem_type(data.dtype))
-        return np.full(channels, op.defaults[name], dtype)
+        return np.full(channels, op.defaults[name], numpy_dtype(data.dtype))
 
     def _symbols(self, op: type[Op], data: str, rank: int, parameters: dict[str, Any]) -> list[Tensor]:
         """The op's inputs as `accepts` sees them; where the data's channel count is unknown it stays a Dim."""
@@ -269,10 +268,6 @@ class _Finder:
 
 def _sizes(tensor: int, shape: Sequence[int | str | None]) -> tuple[Size, ...]:
     return tuple(d if isinstance(d, int) else Dim.of_input(tensor, axis) for axis, d in enumerate(shape))
-
-
-def _elem_type(dtype: str) -> int:
-    return int(TensorProto.BFLOAT16) if dtype == "bfloat16" else int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -314,7 +309,7 @@ class _Writer:
     def _after(self, site: _Site, fused: str) -> list[NodeProto]:
         if site.pattern.after is None:
             return []
-        emitter = Emitter(self.view.opset, _elem_type(site.dtype), site.rank, prefix=f"{site.output}_after_")
+        emitter = Emitter(self.view.opset, elem_type(site.dtype), site.rank, prefix=f"{site.output}_after_")
         emitter.emit(site.pattern.after(Builder(), Var(fused), site.match.captures), site.output)
         return emitter.nodes
 
@@ -401,7 +396,7 @@ def body(op: type[Op], values: dict[str, Any], opset: int, dtype: str, rank: int
         fixed = all(values[name] == value for name, value in pattern.attributes.items())
         if not fixed or pattern.after is not None or not available(pattern.expr, opset):
             continue
-        emitter = Emitter(opset, _elem_type(dtype), rank, by_reference=True)
+        emitter = Emitter(opset, elem_type(dtype), rank, by_reference=True)
         emitter.emit(pattern.expr, "y")
         return helper.make_function(
             domain, op.name, list(op.inputs()), ["y"], emitter.nodes, [helper.make_opsetid("", opset)], sorted(values)

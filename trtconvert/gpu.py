@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from trtconvert.errors import ConvertError, NoUsableGpuError
+from trtconvert.launch import Launch, Tensor, evaluate
 
 
 @dataclass(frozen=True)
@@ -98,17 +99,45 @@ def load_kernel(image: bytes, name: str) -> Any:
     return driver.CUfunction(int(_call(driver.cuLibraryGetKernel(library, name.encode()))))
 
 
-def launcher(
-    kernel: Any, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, arguments: list[Any]
-) -> Callable[[int], None]:
-    """A function of the stream that launches the kernel with these ctypes values, read anew at each call."""
-    addresses = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
-    pointer = ctypes.addressof(addresses)
-    launch = _driver().cuLaunchKernel
+def prepare(
+    described: Launch, images: Mapping[str, bytes], shapes: Sequence[Sequence[int]]
+) -> Callable[[Sequence[int], Sequence[int], int], None] | None:
+    """Evaluate a launch for these input shapes. Returns a function of input pointers, output pointers and stream that
+    launches, without allocating anything; None when the grid is empty, so there is nothing to compute.
+    """
+    grid, block = (tuple(evaluate(size, shapes) for size in sizes) for sizes in (described.grid, described.block))
+    if 0 in grid:
+        return None
+    kernel = load_kernel(choose_image(images, require().arch), described.kernel)
+    shared = evaluate(described.shared, shapes)
+    values: list[Any] = []
+    pointers: list[tuple[Any, bool, int]] = []
+    for argument in described.args:
+        if isinstance(argument, Tensor):
+            side, index = argument.slot.split()
+            values.append(ctypes.c_void_p())
+            pointers.append((values[-1], side == "in", int(index)))
+        elif isinstance(argument, float):
+            values.append(ctypes.c_float(argument))
+        else:
+            values.append(ctypes.c_longlong(evaluate(argument, shapes)))
+    addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    array, launch = ctypes.addressof(addresses), _driver().cuLaunchKernel
 
-    def run(stream: int, _keep: Any = (addresses, arguments)) -> None:
-        (status,) = launch(kernel, *grid, *block, shared, stream, pointer, 0)
+    def run(inputs: Sequence[int], outputs: Sequence[int], stream: int, _alive: Any = (addresses, values)) -> None:
+        for pointer, is_input, index in pointers:
+            pointer.value = (inputs if is_input else outputs)[index]
+        (status,) = launch(kernel, *grid, *block, shared, stream, array, 0)
         if status:
             _call((status,))
 
     return run
+
+
+def copy(device: int, host: int, size: int, stream: int, to_device: bool) -> None:
+    """Copy `size` bytes between host and device memory, ordered on the stream."""
+    driver = _driver()
+    if to_device:
+        _call(driver.cuMemcpyHtoDAsync(device, host, size, stream))
+    else:
+        _call(driver.cuMemcpyDtoHAsync(host, device, size, stream))

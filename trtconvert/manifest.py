@@ -65,6 +65,10 @@ class Manifest:
     verifications: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA
 
+    @property
+    def backend_title(self) -> str:
+        return f"TensorRT{'-RTX' if self.backend == 'rtx' else ''} {self.backend_version}"
+
 
 def path_for(plan: Path) -> Path:
     """Where the manifest of a plan lies."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
@@ -221,6 +222,16 @@ def attribute_values(node: NodeProto) -> dict[str, Any]:
 def dtype_name(elem_type: int) -> str:
     """numpy's (ml_dtypes') name of an ONNX element type."""
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(elem_type)).name)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of that name; bfloat16 is ml_dtypes'."""
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def elem_type(dtype: str) -> int:
+    """ONNX element type of a dtype name."""
+    return int(helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype)))
 
 
 # --- index ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,319 @@
+"""`plugins check`: any op, from its pattern to its kernel, and which file is at fault when something is wrong."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import ModelProto, helper
+
+from trtconvert import gpu, launch, registry
+from trtconvert import model as onnx_model
+from trtconvert.adapter import compile_op
+from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS
+from trtconvert.build import BuildOptions, build
+from trtconvert.engine import load_engine, plugins_in
+from trtconvert.errors import ConvertError
+from trtconvert.fuse import DOMAIN, add_bodies, fuse_model
+from trtconvert.launch import Tensor
+from trtconvert.model import numpy_dtype
+from trtconvert.op import Case, Op
+
+OPSETS = (17, 20)
+# Relative L2 against the float64 reference: rounding of the output, and of the inputs where a body computes in them.
+KERNEL_TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}
+BODY_TOLERANCE = 1e-5
+ENGINE_TOLERANCE = KERNEL_TOLERANCE
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line. verdict: pass, FAIL, or "not run" with the reason in detail."""
+
+    op: str
+    check: str
+    verdict: str
+    detail: str
+
+
+def check(name_or_file: str) -> list[Check]:
+    """Check a registered op by name, or every op that a Python file defines."""
+    if name_or_file.endswith(".py"):
+        ops = registry.load_file(Path(name_or_file))
+    else:
+        op = registry.find(name_or_file)
+        if op is None:
+            known = ", ".join(op.name for op in registry.ops())
+            raise ConvertError(f"no op named {name_or_file!r}", fix=f"registered: {known}; or give a .py file")
+        ops = [op]
+    return [result for op in ops for result in check_op(op)]
+
+
+def check_op(op: type[Op]) -> Iterator[Check]:
+    """The checks in the order in which a fault is best found; each reports on all of the op's cases."""
+    file = Path(registry.origin(op)).name
+    if not op.cases:
+        yield Check(op.name, "cases", "FAIL", f"{file}: the op has no cases")
+        return
+    steps: list[tuple[str, Callable[[type[Op]], str]]] = [
+        ("pattern and body", _bodies),
+        ("fields round trip", _fields),
+        ("kernel compiles", _compiles),
+        ("engine builds", _builds),
+    ]
+    for title, step in steps:
+        yield _step(op, title, file, lambda step=step: step(op))  # type: ignore[misc]
+    here = gpu.current()
+    for title, run in (("kernel", _kernels), ("engine", _engines)):
+        if here is None:
+            yield Check(op.name, title, "not run", str(gpu.find()))
+        else:
+            yield _step(op, title, file, lambda run=run: run(op))  # type: ignore[misc]
+
+
+def _step(op: type[Op], title: str, file: str, step: Callable[[], str]) -> Check:
+    try:
+        return Check(op.name, title, "pass", step())
+    except ConvertError as error:
+        return Check(op.name, title, "FAIL", f"{file}: {error.what}{f' ({error.where})' if error.where else ''}")
+    except Exception as error:  # noqa: BLE001  # the op's own code may raise anything
+        return Check(op.name, title, "FAIL", f"{file}: {type(error).__name__}: {error}")
+
+
+# --- models of one node --------------------------------------------------------------------------------------------
+
+
+def instance(op: type[Op], tested: Case) -> Op:
+    """The op with a case's attributes."""
+    return op(**dict(tested.attributes))
+
+
+def node_model(op: type[Op], tested: Case, dtype: str, opset: int = 20) -> ModelProto:
+    """A model of one node of the op, in a custom domain, without a body; the first input dynamic in its first axis."""
+    kind = numpy_dtype(dtype)
+    inputs = [
+        gs.Variable(name, kind, ("N", *shape[1:]) if i == 0 and len(shape) > 1 else shape)
+        for i, (name, shape) in enumerate(zip(op.inputs(), tested.shapes, strict=True))
+    ]
+    symbols = [Tensor(dtype, shape, f"in {i}") for i, shape in enumerate(tested.shapes)]
+    described = instance(op, tested).outputs(*symbols)
+    outputs = [gs.Variable(f"y{i}", numpy_dtype(t.dtype), None) for i, t in enumerate(described)]
+    node = gs.Node(op.name, "node", dict(instance(op, tested).values()), inputs, outputs, domain=DOMAIN)
+    graph = gs.Graph([node], inputs, outputs, opset=opset, import_domains=[helper.make_opsetid(DOMAIN, 1)])
+    for output, tensor in zip(outputs, described, strict=True):
+        output.shape = ["N" if i == 0 and len(tensor.shape) > 1 else d for i, d in enumerate(tensor.shape)]
+    model = gs.export_onnx(graph, do_type_check=False)
+    model.ir_version = 10
+    model.opset_import[0].version = opset
+    return model
+
+
+def random_inputs(tested: Case, dtype: str, seed: int = 0) -> list[NDArray[Any]]:
+    """Normal numbers, and shifted off zero so that a mean matters."""
+    random = np.random.default_rng(seed)
+    return [(random.standard_normal(s) + 0.5).astype(numpy_dtype(dtype)) for s in tested.shapes]
+
+
+def expected(op: Op, arrays: list[NDArray[Any]]) -> tuple[NDArray[np.float64], ...]:
+    """The reference's outputs for these inputs."""
+    with np.errstate(all="ignore"):
+        result = op.reference(*(a.astype(np.float64) for a in arrays))
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _compare(got: NDArray[Any], want: NDArray[Any], tolerance: float, where: str) -> float:
+    if got.shape != want.shape:
+        raise ConvertError(f"shape {got.shape}, the reference has {want.shape}", where=where)
+    if want.size == 0:
+        return 0.0
+    difference = np.linalg.norm(got.astype(np.float64) - want) / (np.linalg.norm(want) or 1.0)
+    if not difference <= tolerance:
+        raise ConvertError(f"relative L2 {difference:.2g} from the reference, allowed {tolerance:g}", where=where)
+    return float(difference)
+
+
+# --- without a GPU -------------------------------------------------------------------------------------------------
+
+
+def _bodies(op: type[Op]) -> str:
+    """The body computes the reference in onnxruntime, and the pattern finds its own body again."""
+    if not op.pattern:
+        return "the op has no pattern: used by name only"
+    worst, count = 0.0, 0
+    for opset in OPSETS:
+        for tested in op.cases:
+            if any(0 in shape for shape in tested.shapes):
+                continue  # onnxruntime's own kernels do not all take empty tensors
+            where = f"case {tested}, opset {opset}"
+            model = node_model(op, tested, "float32", opset)
+            add_bodies(model, Path())
+            onnx_model.check(model)
+            arrays = random_inputs(tested, "float32")
+            options = onnxruntime.SessionOptions()
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            outputs = session.run(None, dict(zip(op.inputs(), arrays, strict=True)))
+            for got, want in zip(outputs, expected(instance(op, tested), arrays), strict=True):
+                worst = max(worst, _compare(got, want, BODY_TOLERANCE, f"function body, {where}"))
+            _found_again(op, tested, model, where)
+            count += 1
+    return f"{count} bodies in onnxruntime, worst relative L2 {worst:.1e}; each found again by the pattern"
+
+
+def _found_again(op: type[Op], tested: Case, model: ModelProto, where: str) -> None:
+    """Inlined, with the per-channel inputs as constants, the body is a graph of standard ops: fuse must see the op in it."""
+    inlined = onnx.inliner.inline_local_functions(model)
+    arrays = random_inputs(tested, "float32")
+    for name, array in list(zip(op.inputs(), arrays, strict=True))[1:]:
+        inlined.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        kept = [i for i in inlined.graph.input if i.name != name]
+        del inlined.graph.input[:]
+        inlined.graph.input.extend(kept)
+    result = fuse_model(inlined, Path(), [op])
+    if [f.op for f in result.fusions] != [op.name]:
+        reason = result.near_misses[0].reason if result.near_misses else "nothing alike was seen"
+        raise ConvertError(f"the pattern does not find its own body: {reason}", where=where)
+    got, want = result.fusions[0].attributes, instance(op, tested).values()
+    equal = all(np.isclose(got[k], v, rtol=1e-6) if isinstance(v, float) else got[k] == v for k, v in want.items())
+    if not equal and not _same_axis(got, want, tested):
+        raise ConvertError(f"the pattern finds attributes {got} in the body of {want}", where=where)
+
+
+def _same_axis(got: dict[str, Any], want: dict[str, Any], tested: Case) -> bool:
+    """axis 1 and -1 are one thing for a matrix."""
+    return len(tested.shapes[0]) == 2 and {got.get("axis"), want.get("axis")} == {1, -1}
+
+
+def _symbols(tested: Case, dtype: str) -> list[Tensor]:
+    return [Tensor(dtype, shape, f"in {i}") for i, shape in enumerate(tested.shapes)]
+
+
+def _fields(op: type[Op]) -> str:
+    for tested in op.cases:
+        made = instance(op, tested)
+        inputs = _symbols(tested, op.dtypes[0])
+        reason = made.accepts(*inputs)
+        if reason is not None:
+            raise ConvertError(f"the op refuses its own case: {reason}", where=str(tested))
+        described = made.launch(*inputs, *made.outputs(*inputs))
+        text = launch.encode(described)
+        if launch.encode(launch.decode(text)) != text:
+            raise ConvertError("the launch description does not survive a round trip", where=str(tested))
+    return f"{len(op.cases)} launches, format {launch.FORMAT}"
+
+
+def _compiles(op: type[Op]) -> str:
+    targets = (*RTX_EXTRA_TARGETS, *RTX_TARGETS, "sm_90", "compute_121")
+    sizes = [
+        len(image)
+        for tested in op.cases
+        for dtype in op.dtypes
+        for image in compile_op(instance(op, tested), _symbols(tested, dtype), targets).images.values()
+    ]
+    return f"{len(sizes)} images for {', '.join(targets)} in {', '.join(op.dtypes)}; {min(sizes)} to {max(sizes)} bytes"
+
+
+def _builds(op: type[Op]) -> str:
+    plans = list(_plans(op))
+    for tested, dtype, plan in plans:
+        found = plugins_in(plan)
+        if not found or any(p.name != op.name for p in found):
+            raise ConvertError("the plan does not hold the plugin", where=f"case {tested}, {dtype}")
+        got, want = found[0].attributes, {k: str(v) for k, v in instance(op, tested).values().items()}
+        if any(abs(float(got[k]) - float(v)) > 1e-6 * abs(float(v)) if _number(v) else got[k] != v for k, v in want.items()):
+            raise ConvertError(f"the plan holds attributes {got}, the node had {want}", where=str(tested))
+    return f"{len(plans)} plans with the plugin in them"
+
+
+def _number(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)
+        return True
+    return False
+
+
+def _plans(op: type[Op]) -> Iterator[tuple[Case, str, bytes]]:
+    with tempfile.TemporaryDirectory() as folder:
+        for tested in op.cases:
+            for dtype in op.dtypes:
+                yield tested, dtype, _plan(op, tested, dtype, Path(folder)).read_bytes()
+
+
+def _plan(op: type[Op], tested: Case, dtype: str, folder: Path) -> Path:
+    from trtconvert.shapes import parse  # noqa: PLC0415
+
+    model = node_model(op, tested, dtype)
+    path = folder / "node.onnx"
+    path.write_bytes(onnx_model.serialize(model))
+    shape = tested.shapes[0]
+    rest = "".join(f"x{d}" for d in shape[1:])
+    low, high = min(1, shape[0]), max(1, shape[0])
+    shapes = parse([f"{op.inputs()[0]}={low}{rest},{high}{rest},{high}{rest}"]) if len(shape) > 1 else {}
+    return build(path, folder / "node.plan", BuildOptions(fuse=False, shapes=shapes)).plan
+
+
+# --- with a GPU ----------------------------------------------------------------------------------------------------
+
+
+def run_kernel(op: Op, arrays: list[NDArray[Any]], dtype: str) -> list[NDArray[Any]]:
+    """Launch the op's kernel alone on host arrays; outputs are poisoned first, so an unwritten element shows."""
+    from cuda.core import Device  # noqa: PLC0415  # needs a driver
+
+    inputs = [Tensor(dtype, a.shape, f"in {i}") for i, a in enumerate(arrays)]
+    described = op.outputs(*inputs)
+    results = [np.empty(tuple(map(int, t.shape)), numpy_dtype(t.dtype)) for t in described]  # type: ignore[arg-type]
+    for result in results:
+        result.view(np.uint8)[...] = 0xFF  # NaN in every float dtype
+    device = Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    handle = int(stream.handle)
+    buffers = [device.allocate(max(a.nbytes, 1), stream=stream) for a in (*arrays, *results)]
+    for buffer, array in zip(buffers, (*arrays, *results), strict=True):
+        if array.nbytes:
+            gpu.copy(int(buffer.handle), np.ascontiguousarray(array).ctypes.data, array.nbytes, handle, to_device=True)
+    compiled = compile_op(op, inputs, (gpu.require().arch,))
+    run = gpu.prepare(compiled.launch, compiled.images, [a.shape for a in arrays])
+    if run is not None:
+        addresses = [int(b.handle) for b in buffers]
+        run(addresses[: len(arrays)], addresses[len(arrays) :], handle)
+    for buffer, array in zip(buffers[len(arrays) :], results, strict=True):
+        if array.nbytes:
+            gpu.copy(int(buffer.handle), array.ctypes.data, array.nbytes, handle, to_device=False)
+    stream.sync()
+    return results
+
+
+def _kernels(op: type[Op]) -> str:
+    worst: dict[str, float] = {}
+    for dtype in op.dtypes:
+        for tested in op.cases:
+            made, arrays = instance(op, tested), random_inputs(tested, dtype)
+            for got, want in zip(run_kernel(made, arrays, dtype), expected(made, arrays), strict=True):
+                difference = _compare(got, want, KERNEL_TOLERANCE[dtype], f"kernel, case {tested}, {dtype}")
+                worst[dtype] = max(worst.get(dtype, 0.0), difference)
+    return "worst relative L2: " + ", ".join(f"{d} {v:.1e}" for d, v in worst.items())
+
+
+def _engines(op: type[Op]) -> str:
+    worst: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for dtype in op.dtypes:
+            for tested in op.cases:
+                made, arrays = instance(op, tested), random_inputs(tested, dtype)
+                engine = load_engine(_plan(op, tested, dtype, Path(folder)))
+                outputs = list(engine.run(dict(zip(op.inputs(), arrays, strict=True))).values())
+                for got, want in zip(outputs, expected(made, arrays), strict=True):
+                    difference = _compare(got, want, ENGINE_TOLERANCE[dtype], f"engine, case {tested}, {dtype}")
+                    worst[dtype] = max(worst.get(dtype, 0.0), difference)
+    return "worst relative L2: " + ", ".join(f"{d} {v:.1e}" for d, v in worst.items())
+

@@ -1,0 +1,41 @@
+"""How commands print: tables and JSON on stdout, notes on stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+
+def as_json(value: Any) -> None:
+    """JSON on stdout."""
+    click.echo(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, default=str))
+
+
+def note(text: str) -> None:
+    """A remark on stderr."""
+    click.echo(text, err=True)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout: coloured by rich on a terminal, plain aligned text elsewhere."""
+    from rich.console import Console  # noqa: PLC0415  # not needed by --help
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
+        for row in [header, *rows]:
+            click.echo("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
+    drawn = Table(*header, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        drawn.add_row(*(str(cell) for cell in row))
+    console.print(drawn)
+
+
+def megabytes(size: int) -> str:
+    """A file size for people."""
+    return f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

@@ -1,0 +1,95 @@
+"""What this machine can do: backends, compiler, GPU, driver, cache; and the fix for what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+from trtconvert import backend, gpu, kernel
+from trtconvert.errors import ConvertError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis. verdict: ok, missing or note."""
+
+    what: str
+    verdict: str
+    found: str
+    fix: str = ""
+
+
+def examine() -> list[Finding]:
+    """All findings; the last ones say what can be done here."""
+    rtx, full = _backend("rtx"), _backend("tensorrt")
+    compiler = _guard("NVRTC", lambda: f"{kernel.version()}, headers in {kernel.include_dir()}")
+    here = gpu.find()
+    device = (
+        Finding("GPU", "ok", f"{here.name}, {here.arch}, driver for CUDA {here.driver[0]}.{here.driver[1]}")
+        if isinstance(here, gpu.Gpu)
+        else Finding("GPU", "note", here)
+    )
+    findings = [
+        Finding("Python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        *(_package(name) for name in ("onnx", "onnxruntime", "polygraphy", "onnx-graphsurgeon")),
+        rtx,
+        full,
+        compiler,
+        device,
+        _cache(),
+    ]
+    return findings + _abilities(rtx, full, compiler, here)
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(name, "missing", "not installed", f"pip install {name}")
+
+
+def _guard(what: str, ask: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, "ok", ask())
+    except ConvertError as error:
+        return Finding(what, "missing", error.what, error.fix or "")
+
+
+def _backend(name: str) -> Finding:
+    title = {"rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}[name]
+    if not backend.installed(name) and name == "tensorrt":
+        return Finding(title, "note", "not installed; TensorRT-RTX serves without it")
+    return _guard(title, lambda: backend.select(name).version)
+
+
+def _cache() -> Finding:
+    folder = kernel.cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if writable:
+        return Finding("cache", "ok", str(folder))
+    return Finding("cache", "note", f"{folder} is not writable", "set TRTCONVERT_CACHE_DIR to a writable folder")
+
+
+def _abilities(rtx: Finding, full: Finding, compiler: Finding, here: gpu.Gpu | str) -> list[Finding]:
+    can_build = rtx.verdict == "ok" and compiler.verdict == "ok"
+    building = (
+        Finding("build", "ok", f"TensorRT-RTX engines for {', '.join(backend.RTX_TARGETS)}, ahead of time")
+        if can_build
+        else Finding("build", "missing", "no TensorRT-RTX engines without the above")
+    )
+    if isinstance(here, str):
+        return [building, Finding("run", "note", f"engines cannot be run or measured here: {here}")]
+    if full.verdict == "ok":
+        return [building, Finding("run", "ok", f"{here.name} with TensorRT {full.found}")]
+    supported = here.arch in (*backend.RTX_TARGETS, *backend.RTX_EXTRA_TARGETS)
+    if rtx.verdict == "ok" and not supported:
+        text = f"TensorRT-RTX {rtx.found} does not list {here.arch} among its GPUs; loading an engine will show"
+        return [building, Finding("run", "note", text, "use --backend tensorrt on this GPU")]
+    return [building, Finding("run", "ok" if rtx.verdict == "ok" else "missing", f"{here.name} with TensorRT-RTX")]

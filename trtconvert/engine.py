@@ -1,0 +1,164 @@
+"""A plan in use: its creators registered, loaded on this machine's GPU, run on numpy arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtconvert import adapter, gpu, launch, manifest
+from trtconvert.backend import Backend, Log, logger, select
+from trtconvert.errors import ConvertError, NoUsableGpuError
+from trtconvert.manifest import IO, Manifest
+from trtconvert.model import numpy_dtype
+
+
+@dataclass(frozen=True)
+class PluginInPlan:
+    """A plugin layer as the plan's own bytes describe it."""
+
+    name: str
+    version: str
+    namespace: str
+    attributes: dict[str, str]
+    kernel: str
+
+
+def plugins_in(plan: bytes) -> list[PluginInPlan]:
+    """The trtconvert plugins in a plan, read from the launch descriptions that it carries. Needs no GPU.
+
+    A plan for several targets holds each layer once a target.
+    """
+    found = []
+    for match in re.finditer(rb"%s \d+\n.*?\nend\n" % launch.MAGIC.encode(), plan, re.DOTALL):
+        lines = [line.split(" ", 2) for line in match[0].decode(errors="replace").splitlines()]
+        values = {line[0]: line[1:] for line in lines if line[0] in ("op", "kernel")}
+        attributes = {line[1]: line[2] for line in lines if line[0] == "attribute" and len(line) == 3}
+        name, version, namespace = (*" ".join(values["op"]).split(" "), "")[:3]
+        found.append(PluginInPlan(name, version, namespace, attributes, values["kernel"][0]))
+    return found
+
+
+def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
+    """Load a plan: register the creators that it asks for, check backend, version and GPU, make it ready to run.
+
+    Works without the manifest too, when all plugins are trtconvert's. Raises ConvertError that says what is missing,
+    NoUsableGpuError where no GPU can run it.
+    """
+    path = Path(plan)
+    described = manifest.read(path) if manifest.path_for(path).is_file() or not path.is_file() else None
+    data = manifest.check_plan(described, path) if described else path.read_bytes()
+    gpu.require()
+    chosen = select(described.backend if described and backend == "auto" else backend)
+    if described and chosen.is_rtx and described.backend_version != chosen.version:
+        raise ConvertError(
+            f"the plan was built with TensorRT-RTX {described.backend_version}, this machine has {chosen.version}",
+            where=str(path),
+            fix=f"pip install tensorrt-rtx=={described.backend_version}, or build the plan again",
+        )
+    register_creators(chosen, data, described)
+    return Engine(chosen, data, path)
+
+
+def register_creators(backend: Backend, plan: bytes, described: Manifest | None) -> None:
+    """Register a creator for each plugin that the manifest or the plan itself names."""
+    wanted = {(p.name, p.version, p.namespace) for p in plugins_in(plan)}
+    if described is not None:
+        wanted |= {(p.name, p.version, p.namespace) for p in described.plugins}
+    for name, version, namespace in sorted(wanted):
+        adapter.ensure_creator(backend, name, version, namespace)
+
+
+class Engine:
+    """A loaded engine with one execution context. inputs and outputs: name, dtype and shape, -1 for dynamic."""
+
+    def __init__(self, backend: Backend, plan: bytes, path: Path) -> None:
+        from cuda.core import Device  # noqa: PLC0415  # needs a driver
+
+        self.backend, self.path = backend, path
+        self.device = Device(0)
+        self.device.set_current()
+        self.logger, self.log = logger(backend)
+        self.runtime = backend.trt.Runtime(self.logger)
+        self.engine = self.runtime.deserialize_cuda_engine(plan)
+        if self.engine is None:
+            raise _load_error(self.log, backend, path)
+        self.context = self.engine.create_execution_context()
+        adapter.raise_failure()
+        if self.context is None:
+            raise _load_error(self.log, backend, path)
+        self.stream = self.device.create_stream()
+        names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
+        tensors = [self._io(name) for name in names]
+        is_input = backend.trt.TensorIOMode.INPUT
+        self.inputs = [t for t in tensors if self.engine.get_tensor_mode(t.name) == is_input]
+        self.outputs = [t for t in tensors if self.engine.get_tensor_mode(t.name) != is_input]
+
+    def _io(self, name: str) -> IO:
+        dtype = adapter.dtype_name(self.engine.get_tensor_dtype(name))
+        return IO(name, dtype, list(self.engine.get_tensor_shape(name)))
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run once on host arrays and wait for the results. ConvertError for a missing name, wrong dtype or shape."""
+        unknown = set(feeds) ^ {t.name for t in self.inputs}
+        if unknown:
+            raise ConvertError(f"the engine's inputs are {[t.name for t in self.inputs]}, got {sorted(feeds)}")
+        buffers = []
+        for tensor in self.inputs:
+            array = np.ascontiguousarray(feeds[tensor.name])
+            if array.dtype != numpy_dtype(tensor.dtype):
+                raise ConvertError(f"input {tensor.name!r} is {array.dtype}, the engine takes {tensor.dtype}")
+            if not self.context.set_input_shape(tensor.name, array.shape):
+                raise ConvertError(
+                    f"input {tensor.name!r} has shape {list(array.shape)}, outside the engine's profile {tensor.shape}",
+                    fix="build with a --shape range that holds it",
+                )
+            buffers.append(self._bind(tensor.name, array.nbytes))
+            self._copy(buffers[-1], array, to_device=True)
+        results = {}
+        for tensor in self.outputs:
+            array = np.empty(tuple(self.context.get_tensor_shape(tensor.name)), numpy_dtype(tensor.dtype))
+            buffers.append(self._bind(tensor.name, array.nbytes))
+            results[tensor.name] = array
+        if not self.context.execute_async_v3(int(self.stream.handle)):
+            adapter.raise_failure()
+            raise ConvertError(f"the engine failed: {self.log.cause()}", where=str(self.path))
+        for buffer, array in zip(buffers[len(self.inputs) :], results.values(), strict=True):
+            self._copy(buffer, array, to_device=False)
+        self.stream.sync()
+        return results
+
+    def _bind(self, name: str, size: int) -> Any:
+        buffer = self.device.allocate(max(size, 1), stream=self.stream)
+        self.context.set_tensor_address(name, int(buffer.handle))
+        return buffer
+
+    def _copy(self, buffer: Any, array: NDArray[Any], to_device: bool) -> None:
+        if array.nbytes:
+            gpu.copy(int(buffer.handle), array.ctypes.data, array.nbytes, int(self.stream.handle), to_device)
+
+
+def _load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
+    text = " ".join(log.errors)
+    missing = re.search(r"Cannot find plugin: ([^,]+), version: ([^,]+), namespace: ?([^.\s]*)", text)
+    if missing:
+        name, version, namespace = missing.groups()
+        return ConvertError(
+            f"the plan needs plugin {name}, version {version}{f', namespace {namespace}' if namespace else ''}, "
+            "and no creator of that name is registered",
+            where=str(path),
+            fix="load the plan with trtconvert.load_engine, or load the plugin's library first",
+        )
+    if "cannot run on this GPU" in text or "compute capability" in text.lower():
+        here = gpu.require()
+        return NoUsableGpuError(
+            f"the engine cannot run on this GPU ({here.name}, {here.arch}): {log.cause()}",
+            where=str(path),
+            fix=f"build with --target {here.arch}, if {backend.title} supports it",
+        )
+    return ConvertError(f"{backend.title} cannot load the plan: {log.cause()}", where=str(path))

@@ -1,0 +1,338 @@
+"""Proof: the source model against the fused model in onnxruntime, and against the engine where a GPU can run it.
+
+Runs go through Polygraphy's runners and Comparator, all on the same inputs. The reference is onnxruntime on CPU with its
+graph optimizations off, since some of them change results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtconvert import gpu, manifest, registry
+from trtconvert import model as onnx_model
+from trtconvert.backend import select
+from trtconvert.engine import Engine, load_engine
+from trtconvert.errors import ConvertError, NoUsableGpuError
+from trtconvert.fuse import add_bodies, fuse_model
+from trtconvert.manifest import Manifest
+
+FUSED = "fused model / source model"
+ENGINE = "engine / source model"
+# Relative L2 that passes, by the least precise dtype in the model. Engines may use TF32 for fp32 products.
+TOLERANCES = {
+    FUSED: {"float64": 1e-6, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2},
+    ENGINE: {"float64": 2e-3, "float32": 2e-3, "float16": 5e-3, "bfloat16": 3e-2},
+}
+PEAK = 10  # an element may be off by this many times the tolerance, relative to the largest element
+
+
+@dataclass(frozen=True)
+class OutputResult:
+    """One output of one comparison at one shape.
+
+    max_abs: largest |got - expected|. max_rel: the same over |expected|, where that is above 1e-3 of the largest
+    element. rel_l2: ||got - expected|| / ||expected||. tolerance: for rel_l2; rule: whose it is. fault: empty if passed.
+    """
+
+    comparison: str
+    shapes: str
+    output: str
+    max_abs: float
+    max_rel: float
+    rel_l2: float
+    tolerance: float
+    rule: str
+    fault: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.fault
+
+
+@dataclass
+class VerifyResult:
+    """All comparisons; engine_skipped says why the engine was not run, empty if it was."""
+
+    rows: list[OutputResult] = field(default_factory=list)
+    engine_skipped: str = ""
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.rows) and all(row.passed for row in self.rows)
+
+
+def verify(
+    plan: str | Path,
+    inputs: str | Path | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> VerifyResult:
+    """Compare a plan with the ONNX model it was built from, which its manifest names.
+
+    inputs: an .npz with an array per input; else random ones from `seed`, at the profile's min, opt and max shapes.
+    tolerance: relative L2 that passes, instead of the defaults. The outcome is also noted in the manifest.
+    Raises ConvertError when a file is missing or has changed since the build.
+    """
+    path = Path(plan)
+    described = manifest.read(path)
+    manifest.check_plan(described, path)
+    select(described.backend)  # Polygraphy's switch, before Polygraphy is imported
+    source = path.parent / described.model
+    original, fused, notices = _models(described, path, source)
+    result = VerifyResult(notices=notices)
+    engine = _engine(path, result)
+    feeds = _feeds(original, described, inputs, seed)
+    precision = _precision(original)
+    runners: list[tuple[str, Callable[[], Any]]] = [
+        ("source", _onnx_runner(original, source.parent, result)),
+        (FUSED, _onnx_runner(fused, source.parent, result)),
+    ]
+    if engine is not None:
+        runners.append((ENGINE, lambda: _trt_runner(engine)))
+    for label, feed in feeds:
+        outputs = _run(runners, feed)
+        for comparison, _ in runners[1:]:
+            limit = tolerance if tolerance is not None else TOLERANCES[comparison][precision]
+            rule = "--tolerance" if tolerance is not None else f"trtconvert, {precision}"
+            for name in outputs["source"]:
+                got, expected = outputs[comparison].get(name), outputs["source"][name]
+                result.rows.append(_compare(comparison, label, name, got, expected, limit, rule))
+    result.notices = list(dict.fromkeys(result.notices))
+    _note(described, path, result)
+    return result
+
+
+def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, ModelProto, list[str]]:
+    """The source model, and the fused one made from it as the build made it; custom ops of ours get their bodies."""
+    for file in described.plugin_files:
+        registry.load_file(plan.parent / file)
+    original = onnx_model.load(source)
+    if onnx_model.sha256(original, source.parent) != described.model_sha256:
+        raise ConvertError(
+            "the source model has changed since the plan was built", where=str(source), fix="build the plan again"
+        )
+    fused = ModelProto()
+    fused.CopyFrom(original)
+    notices = []
+    if described.patterns:
+        fuse_model(fused, source.parent, registry.by_pattern(tuple(described.patterns)))
+    if onnx_model.sha256(fused, source.parent) != described.fused_sha256:
+        notices.append(f"this trtconvert fuses the model differently from {described.tool}, which built the plan")
+    for model in (original, fused):
+        add_bodies(model, source.parent)
+    return original, fused, notices
+
+
+# --- inputs --------------------------------------------------------------------------------------------------------
+
+
+def _feeds(
+    model: ModelProto, described: Manifest, inputs: str | Path | None, seed: int
+) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+    if inputs is not None:
+        yield Path(inputs).name, _from_file(Path(inputs), described)
+        return
+    random = np.random.default_rng(seed)
+    profile = described.profiles[0] if described.profiles and described.profiles[0] else {}
+    seen = set()
+    for point in ("min", "opt", "max") if profile else ("static",):
+        shapes = {}
+        for io in described.onnx_inputs:
+            shape = profile[io.name][point] if io.name in profile else io.shape or []
+            shapes[io.name] = tuple(int(d) for d in shape if d is not None)
+        if tuple(shapes.values()) in seen:
+            continue
+        seen.add(tuple(shapes.values()))
+        label = " ".join("x".join(map(str, shape)) or "scalar" for shape in shapes.values())
+        yield label, {io.name: _random(random, io.dtype, shapes[io.name]) for io in described.onnx_inputs}
+
+
+def _random(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Standard normal numbers; 0 or 1 for integers, which are valid ids, masks and lengths."""
+    if dtype == "bool":
+        return random.integers(0, 2, shape).astype(np.bool_)
+    if dtype.startswith(("int", "uint")):
+        return random.integers(0, 2, shape).astype(dtype)
+    return random.standard_normal(shape, dtype=np.float32).astype(onnx_model.numpy_dtype(dtype))
+
+
+def _from_file(path: Path, described: Manifest) -> dict[str, NDArray[Any]]:
+    if not path.is_file():
+        raise ConvertError("input file not found", where=str(path))
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            arrays = {name: data[name] for name in data.files}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConvertError(f"not an .npz file: {error}", where=str(path), fix="write it with numpy.savez") from error
+    expected = {io.name: io.dtype for io in described.onnx_inputs}
+    if set(arrays) != set(expected):
+        raise ConvertError(
+            f"the file has arrays {sorted(arrays)}, the model's inputs are {sorted(expected)}", where=str(path)
+        )
+    for name, array in arrays.items():
+        if array.dtype.name != expected[name]:
+            raise ConvertError(f"array {name!r} is {array.dtype}, the model takes {expected[name]}", where=str(path))
+    return arrays
+
+
+# --- running -------------------------------------------------------------------------------------------------------
+
+
+def _engine(path: Path, result: VerifyResult) -> Engine | None:
+    try:
+        return load_engine(path)
+    except NoUsableGpuError as error:
+        result.engine_skipped = error.what
+        return None
+
+
+def _onnx_runner(model: ModelProto, folder: Path, result: VerifyResult) -> Callable[[], Any]:
+    """A Polygraphy runner of the model: onnxruntime, or ONNX's reference evaluator for ops that it has no kernel for."""
+    from polygraphy.backend.onnxrt import OnnxrtRunner  # noqa: PLC0415  # after backend has set its switch
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    try:
+        session = onnxruntime.InferenceSession(
+            onnx_model.serialize(model), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime's exceptions have no common base of their own
+        if "NOT_IMPLEMENTED" not in str(error):
+            raise ConvertError(f"onnxruntime cannot load the model: {str(error).splitlines()[0]}") from error
+        reason = str(error).split("Could not find")[-1].splitlines()[0]
+        result.notices.append(f"onnxruntime could not find{reason}: ONNX's reference evaluator stands in for it")
+        return lambda: _reference_runner(model)
+    return lambda: OnnxrtRunner(session)
+
+
+def _reference_runner(model: ModelProto) -> Any:
+    from onnx.inliner import inline_local_functions  # noqa: PLC0415
+    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
+    from polygraphy.backend.base import BaseRunner  # noqa: PLC0415
+    from polygraphy.common import TensorMetadata  # noqa: PLC0415
+
+    class ReferenceRunner(BaseRunner):  # type: ignore[misc]
+        def activate_impl(self) -> None:
+            # Ops that ONNX defines by functions of their context need types, and no function of ours around them.
+            self.evaluator = ReferenceEvaluator(onnx.shape_inference.infer_shapes(inline_local_functions(model)))
+
+        def get_input_metadata_impl(self) -> Any:
+            metadata = TensorMetadata()
+            for value in model.graph.input:
+                info = onnx_model.describe(value)
+                metadata.add(value.name, onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type), info.shape)
+            return metadata
+
+        def infer_impl(self, feed_dict: Mapping[str, Any]) -> dict[str, Any]:
+            with np.errstate(all="ignore"):
+                outputs = self.evaluator.run(None, dict(feed_dict))
+            self.inference_time = 0.0
+            return dict(zip((o.name for o in model.graph.output), outputs, strict=True))
+
+        def deactivate_impl(self) -> None:
+            del self.evaluator
+
+    return ReferenceRunner()
+
+
+def _trt_runner(engine: Engine) -> Any:
+    from polygraphy.backend.trt import TrtRunner  # noqa: PLC0415  # after backend has set its switch
+
+    return TrtRunner(engine.engine)
+
+
+def _run(runners: Sequence[tuple[str, Callable[[], Any]]], feed: dict[str, Any]) -> dict[str, dict[str, NDArray[Any]]]:
+    """Each runner's outputs for the same inputs, through Polygraphy's Comparator."""
+    from polygraphy.comparator import Comparator  # noqa: PLC0415
+    from polygraphy.exception import PolygraphyException  # noqa: PLC0415
+    from polygraphy.logger import G_LOGGER  # noqa: PLC0415
+
+    try:
+        with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+            results = Comparator.run([make() for _, make in runners], data_loader=[feed])
+    except (PolygraphyException, RuntimeError, ValueError) as error:
+        raise ConvertError(f"a model failed to run: {str(error).splitlines()[0]}") from error
+    return {
+        name: {output: np.asarray(value) for output, value in iterations[0].items()}
+        for (name, _), (_, iterations) in zip(runners, results, strict=True)
+    }
+
+
+# --- comparing -----------------------------------------------------------------------------------------------------
+
+
+def _precision(model: ModelProto) -> str:
+    """The least precise float dtype that the model computes in."""
+    infos = onnx_model.infer(model, Path())
+    used = {info.dtype for graph in infos.values() for info in graph.values()}
+    used |= {onnx_model.dtype_name(t.data_type) for t in onnx_model.all_tensors(model.graph)}
+    return next((d for d in ("bfloat16", "float16", "float32", "float64") if d in used), "float32")
+
+
+def _compare(
+    comparison: str, shapes: str, name: str, got: NDArray[Any] | None, expected: NDArray[Any], limit: float, rule: str
+) -> OutputResult:
+    def row(fault: str, max_abs: float = np.nan, max_rel: float = np.nan, rel_l2: float = np.nan) -> OutputResult:
+        return OutputResult(comparison, shapes, name, max_abs, max_rel, rel_l2, limit, rule, fault)
+
+    if got is None:
+        return row("the output is missing")
+    if got.shape != expected.shape:
+        return row(f"shape {list(got.shape)}, expected {list(expected.shape)}")
+    if expected.dtype.kind in "iub":
+        wrong = int((got != expected).sum())
+        return row(f"{wrong} of {expected.size} elements differ" if wrong else "", float(wrong > 0), 0.0, 0.0)
+    a, b = got.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(b)
+    with np.errstate(invalid="ignore"):
+        same = np.isnan(a) == np.isnan(b)
+        same &= np.isfinite(b) | np.isnan(b) | (a == b)
+        same &= np.isfinite(a) | ~finite
+    if not same.all():
+        first = tuple(int(i) for i in np.argwhere(~same)[0])
+        return row(f"NaN or Inf differ at {list(first)}: {a[first]:g}, expected {b[first]:g}")
+    a, b = a[finite], b[finite]
+    if b.size == 0:
+        return row("", 0.0, 0.0, 0.0)
+    difference, scale = np.abs(a - b), float(np.abs(b).max())
+    large = np.abs(b) > 1e-3 * scale
+    max_abs = float(difference.max())
+    max_rel = float((difference[large] / np.abs(b[large])).max()) if large.any() else 0.0
+    norm = float(np.linalg.norm(b))
+    rel_l2 = float(np.linalg.norm(difference)) / norm if norm else float(np.linalg.norm(difference))
+    if rel_l2 > limit:
+        return row(f"relative L2 {rel_l2:.2g} > {limit:g}", max_abs, max_rel, rel_l2)
+    if max_abs > PEAK * limit * scale and max_abs > 1e-30:
+        return row(f"max abs {max_abs:.2g} > {PEAK} x {limit:g} x {scale:.2g}", max_abs, max_rel, rel_l2)
+    return row("", max_abs, max_rel, rel_l2)
+
+
+def _note(described: Manifest, plan: Path, result: VerifyResult) -> None:
+    """Add the outcome to the manifest, with machine and date."""
+    here = gpu.current()
+    entry = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": f"{here.name} ({here.arch})" if here else f"{platform.machine()} CPU, no GPU",
+        "engine_run": not result.engine_skipped,
+        "passed": result.passed,
+        "rows": [dataclasses.asdict(row) for row in result.rows],
+    }
+    try:
+        manifest.write(dataclasses.replace(described, verifications=[*described.verifications, entry]), plan)
+    except ConvertError as error:
+        result.notices.append(f"the outcome could not be noted in the manifest: {error.what}")
