@@ -11,7 +11,9 @@ def gelu(op: Builder, x: Expr, approximate: str) -> Expr:
     """Gaussian error linear unit. Source: ONNX Gelu, opset 20; Hendrycks and Gimpel, arXiv:1606.08415."""
     node = op.Gelu(x, approximate=approximate)
     if approximate == "tanh":
-        inner = op.either(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x), math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x))
+        inner = op.either(
+            math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x), math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)
+        )
         return op.either(node, 0.5 * x * (1 + op.Tanh(inner)))
     erf = op.Erf(x / math.sqrt(2))
     return op.either(node, 0.5 * x * (1 + erf), 0.5 * x + 0.5 * x * erf, x * (0.5 + 0.5 * erf))
@@ -27,7 +29,10 @@ def layer_norm(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr, axi
     mean = _mean(op, x, axis)
     d = x - mean
     rstd = 1 / op.Sqrt(_mean(op, d * d, axis) + epsilon)
-    node = (op.LayerNormalization(x, g, b, axis=-1, epsilon=epsilon), op.LayerNormalization(x, g, axis=-1, epsilon=epsilon))
+    node = (
+        op.LayerNormalization(x, g, b, axis=-1, epsilon=epsilon),
+        op.LayerNormalization(x, g, axis=-1, epsilon=epsilon),
+    )
     batch_norm = x * (rstd * g) + (b - mean * (rstd * g))
     spelled = (d * rstd * g + b, d * rstd * g, d * rstd + b, d * rstd, batch_norm)
     return op.either(*node, *spelled) if axis == -1 else op.either(*spelled)

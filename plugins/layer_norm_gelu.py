@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+from trtconvert.plugins.forms import gelu, layer_norm
 
 from trtconvert import kernels
 from trtconvert.launch import Launch, Size, Tensor, ceil_div, product
 from trtconvert.op import Op, case
 from trtconvert.pattern import Attr, Builder, Expr, Pattern
-from trtconvert.plugins.forms import gelu, layer_norm
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 VALUES = 32  # of a row that a thread keeps in registers
@@ -47,7 +47,7 @@ class LayerNormGelu(Op):
         case((4, 48), (48,), (48,), axis=1),
     )
 
-    def patterns(self, op: Builder, x: Expr, scale: Expr, bias: Expr) -> Iterator[Pattern]:
+    def patterns(self, op: Builder, x: Expr, scale: Expr, bias: Expr) -> Iterator[Expr | Pattern]:
         epsilon: Attr = self.epsilon  # type: ignore[assignment]  # while matching, attributes are symbols
         last = layer_norm(op, x, scale, bias, epsilon, axis=-1)
         first = layer_norm(op, x, scale, bias, epsilon, axis=1)
@@ -87,7 +87,9 @@ class LayerNormGelu(Op):
     ) -> NDArray[np.float64]:
         shape = [-1] + [1] * (x.ndim - 2) if self.axis == 1 else [-1]
         d = x - x.mean(self.axis, keepdims=True)
-        z = d / np.sqrt((d * d).mean(self.axis, keepdims=True) + self.epsilon) * scale.reshape(shape) + bias.reshape(shape)
+        z = d / np.sqrt((d * d).mean(self.axis, keepdims=True) + self.epsilon) * scale.reshape(shape) + bias.reshape(
+            shape
+        )
         if self.approximate == "tanh":
             return np.asarray(0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))))
         return np.asarray(0.5 * z * (1 + _erf(z / math.sqrt(2)).astype(np.float64)))

@@ -23,6 +23,7 @@ class Export:
     expected: list[np.ndarray] = field(default_factory=list)
     tolerance: float = 1e-4
     not_run: str = ""
+    shape: str = ""  # ranges of the dynamic inputs, for `trtconvert build` without --shape
 
 
 def _clear(messages: Iterable) -> None:
@@ -66,6 +67,8 @@ def run_unoptimised(path: Path, inputs: dict[str, np.ndarray]) -> list[np.ndarra
 def save(name: str, export: Export) -> None:
     """Write NAME.onnx beside this script, check it fully and compare its outputs with the framework's."""
     strip_traces(export.proto)
+    if export.shape:
+        onnx.helper.set_model_props(export.proto, {"trtconvert.shape": export.shape})
     path = HERE / f"{name}.onnx"
     onnx.save_model(export.proto, path, save_as_external_data=False)
     onnx.checker.check_model(str(path), full_check=True)

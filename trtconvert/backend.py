@@ -19,7 +19,7 @@ from trtconvert.errors import ConvertError
 from trtconvert.kernel import cache_dir
 
 if TYPE_CHECKING:
-    import tensorrt
+    import tensorrt as types  # noqa: F401  # other modules name TensorRT's types through this one
 
 MODULES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 _INSTALL = {
@@ -86,7 +86,7 @@ def _load(name: str) -> Backend:
     if name == "rtx":
         _make_parser_library_findable()
     try:
-        trt: tensorrt = importlib.import_module(MODULES[name])
+        trt = importlib.import_module(MODULES[name])
     except (ImportError, OSError) as error:
         raise ConvertError(f"{MODULES[name]} does not load: {error}", fix=_INSTALL[name]) from error
     return Backend(name, trt, trt.__version__)
@@ -117,7 +117,9 @@ def _make_parser_library_findable() -> None:
 def _linked(folder: Path) -> Path:
     """A folder of links to the libraries: in the cache, or a temporary one where the cache cannot be written."""
     key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    wanted = {name.name: name for name in folder.glob("*.so.*")} | {"libtensorrt_rtx.so": folder / "libtensorrt_rtx.so.1"}
+    wanted = {name.name: name for name in folder.glob("*.so.*")} | {
+        "libtensorrt_rtx.so": folder / "libtensorrt_rtx.so.1"
+    }
     last: OSError | None = None
     for place in (cache_dir() / "libraries" / key, Path(tempfile.gettempdir()) / f"trtconvert-{os.getuid()}-{key}"):
         try:

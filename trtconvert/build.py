@@ -131,7 +131,7 @@ def _relative(path: Path, plan: Path) -> str:
     try:
         return path.relative_to(folder, walk_up=True).as_posix()  # type: ignore[call-arg]  # Python 3.12
     except (TypeError, ValueError):
-        import os.path  # noqa: PLC0415
+        import os.path
 
         return Path(os.path.relpath(path, folder)).as_posix()
 
@@ -184,7 +184,8 @@ def _targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:
             arches.append(target)
         else:
             raise ConvertError(
-                f"unknown target {target!r}", fix=f"use one or more of {', '.join(known)}, all or current, such as --target sm_86,sm_89"
+                f"unknown target {target!r}",
+                fix=f"use one or more of {', '.join(known)}, all or current, such as --target sm_86,sm_89",
             )
     if not backend.is_rtx and (here is None or set(arches) != {here.arch}):
         raise ConvertError(
@@ -291,7 +292,9 @@ def _check_plugins(network: Any, trt: Any, nodes: Sequence[PluginNode]) -> None:
     """Every node that should be a plugin is one; the parser may take a function body or a standard op instead."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     plugins = {layer.name for layer in layers if layer.type == trt.LayerType.PLUGIN_V3}
-    missing = [node for node in nodes if not any(name == node.node or name.endswith("/" + node.node) for name in plugins)]
+    missing = [
+        node for node in nodes if not any(name == node.node or name.endswith("/" + node.node) for name in plugins)
+    ]
     if missing:
         names = ", ".join(f"{node.node} ({node.op.name})" for node in missing)
         raise ConvertError(f"TensorRT's parser did not import these nodes as plugins: {names}", fix="report this model")
@@ -307,7 +310,9 @@ def _refuse_unsupported(options: BuildOptions, backend: Backend) -> None:
     ):
         if getattr(options, name):
             flag = "--" + name.replace("_", "-")
-            raise ConvertError(f"{backend.title} has no {flag}: {why}", fix=f"leave {flag} out, or use --backend tensorrt")
+            raise ConvertError(
+                f"{backend.title} has no {flag}: {why}", fix=f"leave {flag} out, or use --backend tensorrt"
+            )
     for name in ("refit", "strip_weights"):
         if getattr(options, name) and gpu.current() is None:
             flag = "--" + name.replace("_", "-")

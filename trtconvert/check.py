@@ -108,12 +108,12 @@ def node_model(op: type[Op], tested: Case, dtype: str, opset: int = 20) -> Model
     described = instance(op, tested).outputs(*symbols)
     outputs = [gs.Variable(f"y{i}", numpy_dtype(t.dtype), None) for i, t in enumerate(described)]
     node = gs.Node(op.name, "node", dict(instance(op, tested).values()), inputs, outputs, domain=DOMAIN)
-    graph = gs.Graph([node], inputs, outputs, opset=opset, import_domains=[helper.make_opsetid(DOMAIN, 1)])
+    domains = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
+    graph = gs.Graph([node], inputs, outputs, opset=opset, import_domains=domains)
     for output, tensor in zip(outputs, described, strict=True):
         output.shape = ["N" if i == 0 and len(tensor.shape) > 1 else d for i, d in enumerate(tensor.shape)]
-    model = gs.export_onnx(graph, do_type_check=False)
+    model: ModelProto = gs.export_onnx(graph, do_type_check=False)
     model.ir_version = 10
-    model.opset_import[0].version = opset
     return model
 
 
@@ -160,7 +160,9 @@ def _bodies(op: type[Op]) -> str:
             arrays = random_inputs(tested, "float32")
             options = onnxruntime.SessionOptions()
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
             outputs = session.run(None, dict(zip(op.inputs(), arrays, strict=True)))
             for got, want in zip(outputs, expected(instance(op, tested), arrays), strict=True):
                 worst = max(worst, _compare(got, want, BODY_TOLERANCE, f"function body, {where}"))
@@ -229,7 +231,9 @@ def _builds(op: type[Op]) -> str:
         if not found or any(p.name != op.name for p in found):
             raise ConvertError("the plan does not hold the plugin", where=f"case {tested}, {dtype}")
         got, want = found[0].attributes, {k: str(v) for k, v in instance(op, tested).values().items()}
-        if any(abs(float(got[k]) - float(v)) > 1e-6 * abs(float(v)) if _number(v) else got[k] != v for k, v in want.items()):
+        if any(
+            abs(float(got[k]) - float(v)) > 1e-6 * abs(float(v)) if _number(v) else got[k] != v for k, v in want.items()
+        ):
             raise ConvertError(f"the plan holds attributes {got}, the node had {want}", where=str(tested))
     return f"{len(plans)} plans with the plugin in them"
 
@@ -249,7 +253,7 @@ def _plans(op: type[Op]) -> Iterator[tuple[Case, str, bytes]]:
 
 
 def _plan(op: type[Op], tested: Case, dtype: str, folder: Path) -> Path:
-    from trtconvert.shapes import parse  # noqa: PLC0415
+    from trtconvert.shapes import parse
 
     model = node_model(op, tested, dtype)
     path = folder / "node.onnx"
@@ -266,7 +270,7 @@ def _plan(op: type[Op], tested: Case, dtype: str, folder: Path) -> Path:
 
 def run_kernel(op: Op, arrays: list[NDArray[Any]], dtype: str) -> list[NDArray[Any]]:
     """Launch the op's kernel alone on host arrays; outputs are poisoned first, so an unwritten element shows."""
-    from cuda.core import Device  # noqa: PLC0415  # needs a driver
+    from cuda.core import Device  # needs a driver
 
     inputs = [Tensor(dtype, a.shape, f"in {i}") for i, a in enumerate(arrays)]
     described = op.outputs(*inputs)
@@ -316,4 +320,3 @@ def _engines(op: type[Op]) -> str:
                     difference = _compare(got, want, ENGINE_TOLERANCE[dtype], f"engine, case {tested}, {dtype}")
                     worst[dtype] = max(worst.get(dtype, 0.0), difference)
     return "worst relative L2: " + ", ".join(f"{d} {v:.1e}" for d, v in worst.items())
-

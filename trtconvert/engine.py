@@ -78,7 +78,7 @@ class Engine:
     """A loaded engine with one execution context. inputs and outputs: name, dtype and shape, -1 for dynamic."""
 
     def __init__(self, backend: Backend, plan: bytes, path: Path) -> None:
-        from cuda.core import Device  # noqa: PLC0415  # needs a driver
+        from cuda.core import Device  # needs a driver
 
         self.backend, self.path = backend, path
         self.device = Device(0)

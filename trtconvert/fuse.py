@@ -148,8 +148,8 @@ class _Finder:
             for match in matcher.find(pattern.expr, node.output[0]):
                 try:
                     return self._accept(op, pattern, match, node.output[0], taken)
-                except _Refused as reason:
-                    miss = NearMiss(op.pattern, self._path(node), str(reason), len(match.nodes) + 1)
+                except _Refused as refusal:
+                    miss = NearMiss(op.pattern, self._path(node), str(refusal), len(match.nodes) + 1)
                     refused.setdefault(op, miss)
             if len(matcher.furthest[0]) > len(best.get(op, (frozenset(), ""))[0]):
                 best[op] = matcher.furthest
@@ -207,9 +207,7 @@ class _Finder:
                     node = self.view.graph.node[outside[0]]
                     raise _Refused(f"{tensor} inside it is also read by {node.name or node.op_type}")
 
-    def _parameter(
-        self, name: str, match: Match, rank: int, data: onnx_model.TensorInfo
-    ) -> NDArray[Any] | str | None:
+    def _parameter(self, name: str, match: Match, rank: int, data: onnx_model.TensorInfo) -> NDArray[Any] | str | None:
         """A per-channel input as the op wants it, [C]: a constant, or a tensor that has that shape already."""
         if name not in match.bound:
             return None
@@ -248,7 +246,9 @@ class _Finder:
     ) -> NDArray[Any]:
         if name not in op.defaults:
             raise _Refused(f"its input {name} is missing")
-        channels = next((v.size for v in others.values() if isinstance(v, np.ndarray)), 0) or self._channels(match, data)
+        channels = next((v.size for v in others.values() if isinstance(v, np.ndarray)), 0) or self._channels(
+            match, data
+        )
         return np.full(channels, op.defaults[name], numpy_dtype(data.dtype))
 
     def _symbols(self, op: type[Op], data: str, rank: int, parameters: dict[str, Any]) -> list[Tensor]:
@@ -341,7 +341,9 @@ class _Writer:
         kept = _without_dead_constants(nodes, self.orphans, {o.name for o in self.graph.output})
         del self.graph.node[:]
         self.graph.node.extend(kept)
-        read = {name for n in kept for name in (*n.input, *onnx_model.captured(n))} | {o.name for o in self.graph.output}
+        read = {name for n in kept for name in (*n.input, *onnx_model.captured(n))} | {
+            o.name for o in self.graph.output
+        }
         read |= {i.name for i in self.graph.input}
         _retain(self.graph.initializer, lambda t: t.name in read or t.name not in self.orphans)
         made = {name for n in kept for name in n.output}
@@ -448,5 +450,3 @@ def add_bodies(model: ModelProto, folder: Path) -> list[str]:
     if done:
         _raise_ir(model)
     return done
-
-

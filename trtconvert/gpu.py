@@ -22,7 +22,7 @@ class Gpu:
 
 
 def _driver() -> Any:
-    from cuda.bindings import driver  # noqa: PLC0415  # only where a GPU is asked for
+    from cuda.bindings import driver  # only where a GPU is asked for
 
     return driver
 
@@ -79,7 +79,9 @@ def arch_number(arch: str) -> int:
 def choose_image(images: Mapping[str, bytes], arch: str) -> bytes:
     """The image to load on `arch`: its own cubin, one of the same major version and a lower minor one, else PTX."""
     number = arch_number(arch)
-    fits = [a for a in images if a.startswith("sm_") and arch_number(a) // 10 == number // 10 and arch_number(a) <= number]
+    fits = [
+        a for a in images if a.startswith("sm_") and arch_number(a) // 10 == number // 10 and arch_number(a) <= number
+    ]
     if fits:
         return images[max(fits, key=arch_number)]
     ptx = [a for a in images if a.startswith("compute_") and arch_number(a) <= number]

@@ -52,7 +52,7 @@ def compile_kernel(name: str, source: str, defines: tuple[tuple[str, str], ...],
 
 def _nvrtc() -> Any:
     try:
-        from cuda.bindings import nvrtc  # noqa: PLC0415  # imported only where something is compiled
+        from cuda.bindings import nvrtc  # imported only where something is compiled
     except ImportError as error:
         raise _missing(str(error)) from error
     return nvrtc
@@ -82,7 +82,7 @@ def version() -> str:
 @lru_cache(maxsize=1)
 def include_dir() -> str:
     """Folder of cuda_fp16.h and its like."""
-    from cuda.pathfinder import find_nvidia_header_directory  # noqa: PLC0415
+    from cuda.pathfinder import find_nvidia_header_directory
 
     found = find_nvidia_header_directory("cudart")
     if found is None:
@@ -92,7 +92,9 @@ def include_dir() -> str:
 
 def _compile(name: str, source: str, common: str, macros: tuple[tuple[str, str], ...], arch: str) -> bytes:
     nvrtc = _nvrtc()
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 1, [common.encode()], [b"common.cuh"])
+    status, program = nvrtc.nvrtcCreateProgram(
+        source.encode(), f"{name}.cu".encode(), 1, [common.encode()], [b"common.cuh"]
+    )
     options = [f"--gpu-architecture={arch}", "--std=c++17", f"--include-path={include_dir()}"]
     options += [f"--define-macro={key}={value}" for key, value in macros]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])

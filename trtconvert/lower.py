@@ -104,7 +104,10 @@ def _unknown(nodes: list[NodeProto]) -> ConvertError:
     kinds: dict[str, list[str]] = {}
     for node in nodes:
         kinds.setdefault(f"{node.domain}::{node.op_type}", []).append(node.name)
-    parts = [f"{kind} ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})" for kind, names in kinds.items()]
+    parts = [
+        f"{kind} ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})"
+        for kind, names in kinds.items()
+    ]
     near = sorted({n for node in nodes for n in difflib.get_close_matches(node.op_type, known, 1)})
     standard = [n.op_type for n in nodes if onnx.defs.has(n.op_type)]
     hint = f"nearest registered op: {', '.join(near)}; " if near else ""

@@ -25,7 +25,7 @@ from trtconvert.files import write_file
 STANDARD_DOMAINS = ("", "ai.onnx")
 MAX_FOLDED = 1 << 20  # elements; constants larger than this are weights, nothing that a pattern asks about
 _FOLDABLE = frozenset(
-    "Identity Cast Reshape Squeeze Unsqueeze Transpose Flatten Sqrt Reciprocal Neg Add Sub Mul Div Pow Expand".split()
+    ["Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Sqrt", "Reciprocal", "Neg", "Add", "Sub", "Mul", "Div", "Pow", "Expand"]
 )
 
 
@@ -141,7 +141,9 @@ def sha256(model: ModelProto, folder: Path) -> str:
     names = {ExternalDataInfo(t).location for t in all_tensors(model.graph) if t.data_location == TensorProto.EXTERNAL}
     for name in sorted(names):
         with (folder / name).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else file.read())
+            digest.update(
+                hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else file.read()
+            )
     return digest.hexdigest()
 
 
@@ -216,7 +218,9 @@ def opset(model: ModelProto) -> int:
 def attribute_values(node: NodeProto) -> dict[str, Any]:
     """The node's attributes as Python values, text decoded."""
     values = {a.name: helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
-    return {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()}
+    return {
+        name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()
+    }
 
 
 def dtype_name(elem_type: int) -> str:
@@ -417,4 +421,3 @@ def _copy(model: ModelProto, with_weights: bool = True) -> ModelProto:
         for tensor, raw in kept:
             tensor.raw_data = raw
     return copy
-

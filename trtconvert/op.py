@@ -38,7 +38,7 @@ class Op:
     """An operator with its pattern, its kernel and its specification.
 
     Annotated class attributes (float, int or str, with a default) are ONNX attributes, plugin fields and constructor
-    arguments at once. The methods below are all there is to write; inputs come in the order of `output`'s parameters.
+    arguments at once. The methods below are all there is to write; each takes the op's inputs by name, in one order.
     """
 
     name: ClassVar[str]
@@ -93,23 +93,23 @@ class Op:
         """Attribute values of this instance."""
         return {name: getattr(self, name) for name in self.attributes()}
 
-    def patterns(self, op: Builder, *inputs: Expr) -> Iterator[Expr | Pattern]:
+    def patterns(self, op: Builder, *inputs: Any, **_: Any) -> Iterator[Expr | Pattern]:
         """Yield one expression per spelling that this op replaces; the same text writes the function body."""
         return iter(())
 
-    def accepts(self, *inputs: Tensor) -> str | None:
+    def accepts(self, *inputs: Any, **_: Any) -> str | None:
         """None if the kernel takes these inputs, else the sentence why not. Sizes may be unknown (Dim)."""
         return None
 
-    def output(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def output(self, *inputs: Any, **_: Any) -> Tensor | tuple[Tensor, ...]:
         """Dtype and shape of each output."""
         raise NotImplementedError
 
-    def reference(self, *inputs: Any) -> Any:
+    def reference(self, *inputs: Any, **_: Any) -> Any:
         """The specification: numpy float64 arrays in, float64 out."""
         raise NotImplementedError
 
-    def launch(self, *tensors: Tensor) -> Launch:
+    def launch(self, *tensors: Any, **_: Any) -> Launch:
         """The kernel launch for these inputs, then outputs."""
         raise NotImplementedError
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
@@ -242,7 +241,12 @@ class Match:
 
 _COMMUTATIVE = frozenset(("Max", "Min", "And", "Or", "Xor"))
 # Inputs that are attributes in older opsets: compared by value, under the attribute's name.
-_ATTRIBUTE_INPUTS = {("ReduceMean", 1): "axes", ("ReduceSum", 1): "axes", ("Unsqueeze", 1): "axes", ("Squeeze", 1): "axes"}
+_ATTRIBUTE_INPUTS = {
+    ("ReduceMean", 1): "axes",
+    ("ReduceSum", 1): "axes",
+    ("Unsqueeze", 1): "axes",
+    ("Squeeze", 1): "axes",
+}
 _MAX_OPENED = 8  # nodes of one product or sum; real spellings need at most 6
 Frontier: TypeAlias = tuple[tuple[str, int], ...]
 Parts: TypeAlias = tuple[tuple[Expr, int], ...]

@@ -132,7 +132,9 @@ def _nodes(model: ModelProto, backend: str) -> list[NodeReport]:
         registered = registry.find(node.op_type)
         if node.domain in onnx_model.STANDARD_DOMAINS:
             known = node.op_type == "Constant" or parser.supports_operator(node.op_type)
-            missing = f"{chosen.title} has no importer for it: rewrite it in the exporter, or give a plugin of that name"
+            missing = (
+                f"{chosen.title} has no importer for it: rewrite it in the exporter, or give a plugin of that name"
+            )
             reports.append(NodeReport(name, op, "native" if known else "unsupported", "" if known else missing))
         elif registered is not None:
             detail = f"plugin {registered.name} version {registered.version} from {registry.origin(registered)}"
@@ -140,5 +142,7 @@ def _nodes(model: ModelProto, backend: str) -> list[NodeReport]:
         elif (node.domain, node.op_type) in bodies:
             reports.append(NodeReport(name, op, "expanded", "its function body is imported"))
         else:
-            reports.append(NodeReport(name, op, "unsupported", "no plugin and no function body: give one with --plugin"))
+            reports.append(
+                NodeReport(name, op, "unsupported", "no plugin and no function body: give one with --plugin")
+            )
     return reports

@@ -69,12 +69,16 @@ def _load_entry_points() -> None:
 def load_file(path: Path) -> list[type[Op]]:
     """Import a plugin file and register every Op class it defines. Loading a file again is harmless."""
     if not path.is_file():
-        raise ConvertError("plugin file not found", where=str(path), fix="give the path of a .py file that defines an Op")
+        raise ConvertError(
+            "plugin file not found", where=str(path), fix="give the path of a .py file that defines an Op"
+        )
     name = f"trtconvert_plugin_{path.resolve().stem}_{abs(hash(str(path.resolve())))}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path.resolve())
         if spec is None or spec.loader is None:
-            raise ConvertError("not a Python file", where=str(path), fix="a plugin file is a .py file that defines an Op")
+            raise ConvertError(
+                "not a Python file", where=str(path), fix="a plugin file is a .py file that defines an Op"
+            )
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:

@@ -89,7 +89,9 @@ def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
         elif all(isinstance(d, int) for d in shape[1:]) and shape and not isinstance(shape[0], int):
             rest = tuple(d for d in shape[1:] if isinstance(d, int))
             ranges[name] = Range((1, *rest), (1, *rest), (16, *rest))
-            notices.append(f"input {name!r} has a dynamic first dimension: built for 1 to 16, optimized for 1 (--shape {name}=...)")
+            notices.append(
+                f"input {name!r} has a dynamic first dimension: built for 1 to 16, optimized for 1 (--shape {name}=...)"
+            )
         elif any(not isinstance(d, int) for d in shape):
             missing[name] = shape
     if missing:
@@ -114,7 +116,9 @@ def _check(name: str, shape: tuple[int | str | None, ...], given: Range) -> None
     for (low, a), (high, b) in ((("min", given.min), ("opt", given.opt)), (("opt", given.opt), ("max", given.max))):
         for axis, (x, y) in enumerate(zip(a, b, strict=True)):
             if x > y:
-                raise ConvertError(f"--shape {name}: {low} {x} > {high} {y} on axis {axis}", fix="give min <= opt <= max")
+                raise ConvertError(
+                    f"--shape {name}: {low} {x} > {high} {y} on axis {axis}", fix="give min <= opt <= max"
+                )
 
 
 def _check_names(inputs: Mapping[str, tuple[int | str | None, ...] | None], ranges: Mapping[str, Range]) -> None:

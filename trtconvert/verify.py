@@ -201,16 +201,14 @@ def _engine(path: Path, result: VerifyResult) -> Engine | None:
 
 def _onnx_runner(model: ModelProto, folder: Path, result: VerifyResult) -> Callable[[], Any]:
     """A Polygraphy runner of the model: onnxruntime, or ONNX's reference evaluator for ops that it has no kernel for."""
-    from polygraphy.backend.onnxrt import OnnxrtRunner  # noqa: PLC0415  # after backend has set its switch
+    from polygraphy.backend.onnxrt import OnnxrtRunner  # after backend has set its switch
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
-        session = onnxruntime.InferenceSession(
-            onnx_model.serialize(model), options, providers=["CPUExecutionProvider"]
-        )
+        session = onnxruntime.InferenceSession(onnx_model.serialize(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
         if "NOT_IMPLEMENTED" not in str(error):
             raise ConvertError(f"onnxruntime cannot load the model: {str(error).splitlines()[0]}") from error
@@ -221,10 +219,10 @@ def _onnx_runner(model: ModelProto, folder: Path, result: VerifyResult) -> Calla
 
 
 def _reference_runner(model: ModelProto) -> Any:
-    from onnx.inliner import inline_local_functions  # noqa: PLC0415
-    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
-    from polygraphy.backend.base import BaseRunner  # noqa: PLC0415
-    from polygraphy.common import TensorMetadata  # noqa: PLC0415
+    from onnx.inliner import inline_local_functions
+    from onnx.reference import ReferenceEvaluator
+    from polygraphy.backend.base import BaseRunner
+    from polygraphy.common import TensorMetadata
 
     class ReferenceRunner(BaseRunner):  # type: ignore[misc]
         def activate_impl(self) -> None:
@@ -235,7 +233,9 @@ def _reference_runner(model: ModelProto) -> Any:
             metadata = TensorMetadata()
             for value in model.graph.input:
                 info = onnx_model.describe(value)
-                metadata.add(value.name, onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type), info.shape)
+                metadata.add(
+                    value.name, onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type), info.shape
+                )
             return metadata
 
         def infer_impl(self, feed_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,16 +251,16 @@ def _reference_runner(model: ModelProto) -> Any:
 
 
 def _trt_runner(engine: Engine) -> Any:
-    from polygraphy.backend.trt import TrtRunner  # noqa: PLC0415  # after backend has set its switch
+    from polygraphy.backend.trt import TrtRunner  # after backend has set its switch
 
     return TrtRunner(engine.engine)
 
 
 def _run(runners: Sequence[tuple[str, Callable[[], Any]]], feed: dict[str, Any]) -> dict[str, dict[str, NDArray[Any]]]:
     """Each runner's outputs for the same inputs, through Polygraphy's Comparator."""
-    from polygraphy.comparator import Comparator  # noqa: PLC0415
-    from polygraphy.exception import PolygraphyException  # noqa: PLC0415
-    from polygraphy.logger import G_LOGGER  # noqa: PLC0415
+    from polygraphy.comparator import Comparator
+    from polygraphy.exception import PolygraphyException
+    from polygraphy.logger import G_LOGGER
 
     try:
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):

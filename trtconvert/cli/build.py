@@ -19,11 +19,19 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The plan. Default: MODEL with .plan.")
-@click.option("--shape", "shapes", multiple=True, metavar="NAME=MIN,OPT,MAX", help="Shapes of a dynamic input. Repeatable.")
-@click.option("--target", default="", metavar="SM", help="sm_86,sm_89 or all or current. Default: the GPU here, else all.")
-@click.option("--pattern", "patterns", multiple=True, help="What to fuse. Repeatable. Default: all but opt-in patterns.")
+@click.option(
+    "--shape", "shapes", multiple=True, metavar="NAME=MIN,OPT,MAX", help="Shapes of a dynamic input. Repeatable."
+)
+@click.option(
+    "--target", default="", metavar="SM", help="sm_86,sm_89 or all or current. Default: the GPU here, else all."
+)
+@click.option(
+    "--pattern", "patterns", multiple=True, help="What to fuse. Repeatable. Default: all but opt-in patterns."
+)
 @click.option("--no-fuse", is_flag=True, help="Build the model as it is.")
-@click.option("--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op. Repeatable.")
+@click.option(
+    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op. Repeatable."
+)
 @click.option("--opt-level", type=click.IntRange(0, 5), help="TensorRT's builder optimization level.")
 @click.option("--workspace", metavar="SIZE", help="Builder's workspace limit, such as 512M or 2G.")
 @click.option("--timing-cache", type=click.Path(path_type=Path), help="Read and update TensorRT's timing cache.")
@@ -51,8 +59,8 @@ def command(
     trtconvert build speech.onnx -o speech.plan --shape waveform=1x400,1x16000,8x160000
     trtconvert build model.onnx --target sm_86,sm_89
     """
-    from trtconvert.build import BuildOptions, build  # noqa: PLC0415  # --help must not load it
-    from trtconvert.shapes import parse  # noqa: PLC0415
+    from trtconvert.build import BuildOptions, build  # --help must not load it
+    from trtconvert.shapes import parse
 
     chosen = BuildOptions(
         shapes=parse(shapes),
@@ -66,7 +74,7 @@ def command(
     for notice in result.notices:
         show.note(f"note: {notice}")
     if as_json:
-        import dataclasses  # noqa: PLC0415
+        import dataclasses
 
         show.as_json(dataclasses.asdict(result.manifest))
     else:
@@ -101,8 +109,8 @@ def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import Progress  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, Any] = {}

@@ -17,7 +17,7 @@ def command(as_json: bool) -> None:
     \b
     trtconvert doctor
     """
-    from trtconvert.doctor import examine  # noqa: PLC0415  # --help must not load it
+    from trtconvert.doctor import examine  # --help must not load it
 
     findings = examine()
     if as_json:

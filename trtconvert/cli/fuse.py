@@ -14,7 +14,9 @@ from trtconvert.cli import show
 @click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.option("--pattern", "patterns", multiple=True, help="What to fuse; `list` prints the patterns. Repeatable.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Default: MODEL with .fused.onnx.")
-@click.option("--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op. Repeatable.")
+@click.option(
+    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op. Repeatable."
+)
 @click.option("--explain", is_flag=True, help="Show each fusion, and near misses with the first difference.")
 @click.option("--json", "as_json", is_flag=True, help="Print fusions and near misses as JSON.")
 def command(
@@ -32,13 +34,17 @@ def command(
     trtconvert fuse model.onnx --explain
     trtconvert fuse --pattern list
     """
-    from trtconvert import registry  # noqa: PLC0415  # --help must not load it
-    from trtconvert.fuse import fuse  # noqa: PLC0415
+    from trtconvert import registry  # --help must not load it
+    from trtconvert.fuse import fuse
 
     for file in plugins:
         registry.load_file(file)
     if "list" in patterns:
-        rows = [[op.pattern, op.name, "opt-in" if op.opt_in else "default", _summary(op)] for op in registry.ops() if op.pattern]
+        rows = [
+            [op.pattern, op.name, "opt-in" if op.opt_in else "default", _summary(op)]
+            for op in registry.ops()
+            if op.pattern
+        ]
         show.as_json([r[0] for r in rows]) if as_json else show.table(["pattern", "op", "used", "computes"], rows)
         return
     if model is None:

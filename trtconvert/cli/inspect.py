@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op. Repeatable.")
+@click.option(
+    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op. Repeatable."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
 def command(path: Path, plugins: tuple[Path, ...], as_json: bool) -> None:
     """Describe a model (inputs, ops, what would be fused, what needs a plugin) or a plan (plugins, targets, origin).
@@ -25,7 +27,7 @@ def command(path: Path, plugins: tuple[Path, ...], as_json: bool) -> None:
     trtconvert inspect model.onnx
     trtconvert inspect engine.plan
     """
-    from trtconvert import preflight, registry  # noqa: PLC0415  # --help must not load it
+    from trtconvert import preflight, registry  # --help must not load it
 
     for file in plugins:
         registry.load_file(file)
@@ -72,13 +74,17 @@ def _plan(report: PlanReport) -> None:
                 click.echo(f"profile   {name}: {points}")
     for plugin in report.plugins:
         attributes = ", ".join(f"{name} {value}" for name, value in plugin.attributes.items())
-        click.echo(f"plugin    {plugin.name} version {plugin.version}: {plugin.layers} layers, kernel {plugin.kernel}, {attributes}")
+        click.echo(
+            f"plugin    {plugin.name} version {plugin.version}: {plugin.layers} layers, kernel {plugin.kernel}, {attributes}"
+        )
     if not report.plugins:
         click.echo("plugin    none")
     if described is not None and described.verifications:
         last = described.verifications[-1]
         engine = "engine run" if last["engine_run"] else "engine not run"
-        click.echo(f"verified  {'passed' if last['passed'] else 'FAILED'} on {last['date']}, {last['machine']} ({engine})")
+        click.echo(
+            f"verified  {'passed' if last['passed'] else 'FAILED'} on {last['date']}, {last['machine']} ({engine})"
+        )
 
 
 def _shape(shape: list[int | str | None] | None) -> str:

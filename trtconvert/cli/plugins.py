@@ -29,7 +29,7 @@ def list_(as_json: bool) -> None:
     \b
     trtconvert plugins list
     """
-    from trtconvert import registry  # noqa: PLC0415  # --help must not load it
+    from trtconvert import registry  # --help must not load it
 
     header = ["name", "version", "pattern", "attributes", "dtypes", "from"]
     rows = [
@@ -59,7 +59,7 @@ def check_(op: str, as_json: bool) -> None:
     trtconvert plugins check LayerNormGelu
     trtconvert plugins check my_op.py
     """
-    from trtconvert.check import check  # noqa: PLC0415  # --help must not load it
+    from trtconvert.check import check  # --help must not load it
 
     results = check(op)
     if as_json:

@@ -21,8 +21,8 @@ def note(text: str) -> None:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout: coloured by rich on a terminal, plain aligned text elsewhere."""
-    from rich.console import Console  # noqa: PLC0415  # not needed by --help
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console  # not needed by --help
+    from rich.table import Table
 
     console = Console(soft_wrap=True)
     if not console.is_terminal:

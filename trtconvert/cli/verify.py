@@ -26,7 +26,7 @@ def command(plan: Path, inputs: Path | None, seed: int, tolerance: float | None,
     trtconvert verify engine.plan
     trtconvert verify engine.plan --inputs sample.npz --json
     """
-    from trtconvert.verify import verify  # noqa: PLC0415  # --help must not load it
+    from trtconvert.verify import verify  # --help must not load it
 
     result = verify(plan, inputs, seed, tolerance)
     for notice in result.notices:

@@ -1,0 +1,253 @@
+"""Kernels and engines on a real GPU: against the float64 reference, in every way in which an engine is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.core import Device
+
+from tests.conftest import SAMPLES, Run
+from trtconvert import build, check, gpu, load_engine, registry, verify
+from trtconvert.build import BuildOptions
+from trtconvert.model import serialize
+from trtconvert.op import Case, Op, case
+from trtconvert.shapes import parse
+
+OPS = [registry.find("FusedRelu"), registry.find("LayerNormGelu")]
+CASES = [
+    pytest.param(op, tested, dtype, id=f"{op.name} {tested} {dtype}")
+    for op in OPS
+    if op
+    for tested in op.cases
+    for dtype in op.dtypes
+]
+
+
+def difference(got: Any, want: Any) -> float:
+    got, want = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
+    return float(np.linalg.norm(got - want) / (np.linalg.norm(want) or 1.0))
+
+
+@pytest.mark.parametrize(("op", "tested", "dtype"), CASES)
+def test_kernel(op: type[Op], tested: Case, dtype: str) -> None:
+    """The kernel alone, outputs poisoned with NaN before each launch, fresh data for each of three runs."""
+    made = check.instance(op, tested)
+    for seed in range(3):
+        arrays = check.random_inputs(tested, dtype, seed)
+        for got, want in zip(check.run_kernel(made, arrays, dtype), check.expected(made, arrays), strict=True):
+            assert difference(got, want) <= check.KERNEL_TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_mean_far_above_the_deviation(dtype: str, axis: int) -> None:
+    """|mean| 1000 times the deviation: E[x^2] - E[x]^2 would lose every digit."""
+    op = registry.find("LayerNormGelu")
+    assert op is not None
+    random = np.random.default_rng(0)
+    from trtconvert.model import numpy_dtype
+
+    shape = (6, 256) if axis == -1 else (2, 256, 9)
+    x = (1000 + random.standard_normal(shape)).astype(numpy_dtype(dtype))
+    arrays = [x, *(random.standard_normal(256).astype(x.dtype) for _ in range(2))]
+    made = op(axis=axis)
+    (want,) = check.expected(made, arrays)
+    (got,) = check.run_kernel(made, arrays, dtype)
+    assert difference(got, want) <= {"float32": 1e-4, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_nan_and_inf_pass_through(dtype: str) -> None:
+    op = registry.find("LayerNormGelu")
+    assert op is not None
+    tested = case((4, 64), (64,), (64,))
+    arrays = check.random_inputs(tested, dtype)
+    arrays[0][1, 3], arrays[0][2, 5] = np.nan, np.inf
+    (got,) = check.run_kernel(op(), arrays, dtype)
+    (want,) = check.expected(op(), arrays)
+    assert np.array_equal(np.isnan(got.astype(np.float64)), np.isnan(want))
+    assert difference(got[[0, 3]], want[[0, 3]]) <= check.KERNEL_TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("op", "tested", "dtype"), CASES)
+def test_engine_of_one_node(op: type[Op], tested: Case, dtype: str, tmp_path: Path) -> None:
+    made, arrays = check.instance(op, tested), check.random_inputs(tested, dtype)
+    engine = load_engine(check._plan(op, tested, dtype, tmp_path))
+    outputs = engine.run(dict(zip(op.inputs(), arrays, strict=True)))
+    for got, want in zip(outputs.values(), check.expected(made, arrays), strict=True):
+        assert difference(got, want) <= check.KERNEL_TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_dynamic_shapes(axis: int, dtype: str, tmp_path: Path) -> None:
+    """One engine at min, opt, max and odd shapes between."""
+    op = registry.find("LayerNormGelu")
+    assert op is not None
+    tested = case((8, 48, 64), (64 if axis == -1 else 48,), (64 if axis == -1 else 48,), axis=axis)
+    model = check.node_model(op, tested, dtype)
+    if axis == 1:
+        for value in (*model.graph.input[:1], *model.graph.output):
+            value.type.tensor_type.shape.dim[2].dim_param = "T"
+    path = tmp_path / "node.onnx"
+    path.write_bytes(serialize(model))
+    high = "8x48x64" if axis == -1 else "8x48x900"
+    shapes = parse([f"x=1x48x64,4x48x64,{high}"] if axis == -1 else [f"x=1x48x1,4x48x64,{high}"])
+    engine = load_engine(build(path, tmp_path / "node.plan", BuildOptions(fuse=False, shapes=shapes)).plan)
+    made = check.instance(op, tested)
+    for shape in ((1, 48, 64), (4, 48, 64), (8, 48, 64), (3, 48, 64), *(((8, 48, 900), (1, 48, 1), (5, 48, 37)) if axis == 1 else ())):
+        arrays = check.random_inputs(case(shape, *tested.shapes[1:]), dtype, seed=sum(shape))
+        (want,) = check.expected(made, arrays)
+        (got,) = engine.run(dict(zip(op.inputs(), arrays, strict=True))).values()
+        assert difference(got, want) <= check.KERNEL_TOLERANCE[dtype], shape
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of a model with three plugin layers and two dynamic dimensions."""
+    plan = tmp_path_factory.mktemp("speech") / "speech.plan"
+    options = BuildOptions(shapes=parse(["waveform=1x400,1x16000,4x16000"]))
+    return build(SAMPLES / "wav2vec2_features_dynamic.onnx", plan, options).plan
+
+
+def test_two_streams_at_once(speech: Path) -> None:
+    """Two contexts of one plan, each with its own stream, shape and thread, many times."""
+    engines = [load_engine(speech), load_engine(speech)]
+    random = np.random.default_rng(0)
+    feeds = [random.standard_normal(s, dtype=np.float32) for s in ((1, 16000), (4, 9001))]
+    alone = [next(iter(e.run({"waveform": f}).values())) for e, f in zip(engines, feeds, strict=True)]
+    faults: list[str] = []
+
+    def work(index: int) -> None:
+        Device(0).set_current()
+        for _ in range(50):
+            got = next(iter(engines[index].run({"waveform": feeds[index]}).values()))
+            if not np.array_equal(got, alone[index]):
+                faults.append(f"stream {index} differs by {difference(got, alone[index])}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+def test_two_contexts_of_one_engine(speech: Path) -> None:
+    """Contexts of one engine hold their own shapes: neither disturbs the other."""
+    engine = load_engine(speech)
+    random = np.random.default_rng(1)
+    feeds = [random.standard_normal(s, dtype=np.float32) for s in ((1, 16000), (3, 5000))]
+    first = engine.context
+    want = [next(iter(engine.run({"waveform": f}).values())) for f in feeds]
+    second = engine.engine.create_execution_context()
+    for _ in range(5):
+        for context, feed, expected in zip((first, second), feeds, want, strict=True):
+            engine.context = context
+            got = next(iter(engine.run({"waveform": feed}).values()))
+            assert np.array_equal(got, expected)
+
+
+def test_cuda_graph(speech: Path) -> None:
+    """Captured once, replayed on new data: the same as without the graph."""
+    from cuda.bindings import driver
+
+    engine = load_engine(speech)
+    random = np.random.default_rng(2)
+    feed = random.standard_normal((2, 16000), dtype=np.float32)
+    expected = next(iter(engine.run({"waveform": feed}).values()))
+    stream = int(engine.stream.handle)
+    context = engine.context
+    context.set_input_shape("waveform", feed.shape)
+    x = engine._bind("waveform", feed.nbytes)
+    y = engine._bind("features", expected.nbytes)
+    assert context.execute_async_v3(stream)
+    engine.stream.sync()
+    gpu._call(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+    assert context.execute_async_v3(stream)
+    graph = gpu._call(driver.cuGraphInstantiate(gpu._call(driver.cuStreamEndCapture(stream)), 0))
+    for seed in range(3):
+        new = np.random.default_rng(seed).standard_normal(feed.shape, dtype=np.float32)
+        want = next(iter(load_engine(speech).run({"waveform": new}).values())) if seed == 0 else None
+        got = np.full_like(expected, np.nan)
+        gpu.copy(int(x.handle), new.ctypes.data, new.nbytes, stream, to_device=True)
+        gpu.copy(int(y.handle), got.ctypes.data, got.nbytes, stream, to_device=True)
+        gpu._call(driver.cuGraphLaunch(graph, stream))
+        gpu.copy(int(y.handle), got.ctypes.data, got.nbytes, stream, to_device=False)
+        engine.stream.sync()
+        assert np.isfinite(got).all()
+        if want is not None:
+            assert np.array_equal(got, want)
+
+
+def test_fresh_process_loads_the_plan(speech: Path) -> None:
+    """No op class, no source and no compiler: NVRTC is made unusable in the process that loads."""
+    code = """
+import sys
+sys.modules["cuda.bindings.nvrtc"] = None
+import numpy as np, trtconvert
+engine = trtconvert.load_engine(sys.argv[1])
+out = engine.run({"waveform": np.ones((1, 800), np.float32)})
+assert all(np.isfinite(v).all() for v in out.values())
+assert "trtconvert.plugins.layer_norm_gelu" not in sys.modules
+print("ran", {k: v.shape for k, v in out.items()})
+"""
+    result = subprocess.run([sys.executable, "-c", code, str(speech)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("ran")
+
+
+def test_plan_without_manifest_loads(speech: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "moved.plan"
+    plan.write_bytes(speech.read_bytes())
+    engine = load_engine(plan)
+    assert [io.name for io in engine.inputs] == ["waveform"]
+
+
+def test_missing_creator_is_named(speech: Path) -> None:
+    code = """
+import sys
+import trtconvert
+from trtconvert import engine
+engine.register_creators = lambda *_: None  # as in a program that loads plans without trtconvert
+try:
+    trtconvert.load_engine(sys.argv[1])
+except trtconvert.ConvertError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", code, str(speech)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "LayerNormGelu, version 1" in result.stdout
+    assert "fix: " in result.stdout
+
+
+@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.onnx")), ids=lambda path: path.stem)
+def test_sample_models_against_onnxruntime(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = verify(build(sample, tmp_path / "engine.plan").plan)
+    with capsys.disabled():
+        for row in result.rows:
+            if row.comparison.startswith("engine"):
+                print(
+                    f"\nTABLE {sample.stem} {row.shapes} {row.output}: max abs {row.max_abs:.2g}, "
+                    f"rel L2 {row.rel_l2:.2g}, tolerance {row.tolerance:g} ({row.rule}), {row.fault or 'pass'}",
+                    end="",
+                )
+    assert result.engine_skipped == ""
+    assert any(row.comparison.startswith("engine") for row in result.rows)
+    assert result.passed, [row for row in result.rows if not row.passed]
+
+
+def test_commands_on_a_gpu(run: Run, tmp_path: Path) -> None:
+    plan = tmp_path / "sam.plan"
+    assert run("build", SAMPLES / "sam_upscaler.onnx", "-o", plan).returncode == 0
+    result = run("verify", plan)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "engine / source model" in result.stdout
+    inspected = run("inspect", plan)
+    assert "LayerNormGelu" in inspected.stdout
