@@ -201,7 +201,9 @@ def wav2vec2_features_dynamic() -> Export:
     """The same feature extractor with dynamic batch and length (TorchScript, opset 17)."""
     axes = {"waveform": {0: "batch", 1: "length"}, "features": {0: "batch", 2: "frames"}}
     options = {"dynamo": False, "opset_version": 17, "dynamic_axes": axes}
-    return _export(FeatureExtractor(), (2, 4000), "waveform", "features", **options)
+    export = _export(FeatureExtractor(), (2, 4000), "waveform", "features", **options)
+    export.shape = "waveform=1x400,1x16000,4x16000"
+    return export
 
 
 def sam_upscaler() -> Export:

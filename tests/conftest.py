@@ -28,7 +28,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tmp_path: Path) -> Run:
     """Run `trtconvert ARGS` in an empty folder, as a user would."""
 
-    def command(*args: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def command(
+        *args: object, env: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", "from trtconvert.cli import main; main()", *map(str, args)],
             capture_output=True,

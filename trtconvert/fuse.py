@@ -43,6 +43,7 @@ class NearMiss:
     node: str
     reason: str
     matched: int
+    nodes: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
 
 
 @dataclass
@@ -149,7 +150,7 @@ class _Finder:
                 try:
                     return self._accept(op, pattern, match, node.output[0], taken)
                 except _Refused as refusal:
-                    miss = NearMiss(op.pattern, self._path(node), str(refusal), len(match.nodes) + 1)
+                    miss = NearMiss(op.pattern, self._path(node), str(refusal), len(match.nodes) + 1, match.nodes)
                     refused.setdefault(op, miss)
             if len(matcher.furthest[0]) > len(best.get(op, (frozenset(), ""))[0]):
                 best[op] = matcher.furthest
@@ -157,16 +158,21 @@ class _Finder:
         for op, (nodes, reason) in best.items():
             seen = {self.view.graph.node[i].op_type for i in nodes}
             if op not in refused and reason and seen & set(op.landmarks):
-                self.refusals.append(NearMiss(op.pattern, self._path(node), reason, len(nodes)))
+                self.refusals.append(NearMiss(op.pattern, self._path(node), reason, len(nodes), nodes))
         return None
 
     def _path(self, node: NodeProto) -> str:
         return self.view.path + (node.name or f"{node.op_type} that makes {node.output[0]}")
 
     def near_misses(self, sites: list[_Site]) -> list[NearMiss]:
-        """Refusals at nodes that no fusion covers, one per node."""
-        covered = {self._path(self.view.graph.node[i]) for site in sites for i in site.match.nodes}
-        return [miss for miss in self.refusals if miss.node not in covered]
+        """Refusals, nearest first; of those that share nodes with a fusion or with each other only the nearest."""
+        covered = {index for site in sites for index in site.match.nodes}
+        kept = []
+        for miss in sorted(self.refusals, key=lambda miss: -miss.matched):
+            if not miss.nodes & covered:
+                kept.append(miss)
+                covered |= miss.nodes
+        return kept
 
     def _accept(self, op: type[Op], pattern: Pattern, match: Match, output: str, taken: set[int]) -> _Site:
         """The site, or _Refused: shared interiors, overlaps, inputs that the op does not take."""

@@ -25,7 +25,24 @@ from trtconvert.files import write_file
 STANDARD_DOMAINS = ("", "ai.onnx")
 MAX_FOLDED = 1 << 20  # elements; constants larger than this are weights, nothing that a pattern asks about
 _FOLDABLE = frozenset(
-    ["Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Sqrt", "Reciprocal", "Neg", "Add", "Sub", "Mul", "Div", "Pow", "Expand"]
+    [
+        "Identity",
+        "Cast",
+        "Reshape",
+        "Squeeze",
+        "Unsqueeze",
+        "Transpose",
+        "Flatten",
+        "Sqrt",
+        "Reciprocal",
+        "Neg",
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Pow",
+        "Expand",
+    ]
 )
 
 
