@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ class LayerNormGelu(Op):
     axis: int = -1
     approximate: str = "none"
     pattern = "layernorm-gelu"
-    defaults = {"scale": 1.0, "bias": 0.0}
+    defaults = MappingProxyType({"scale": 1.0, "bias": 0.0})
     landmarks = ("LayerNormalization", "ReduceMean", "GlobalAveragePool")
     source = kernels.read("layer_norm_gelu.cu")
     cases = (

@@ -85,7 +85,7 @@ class LayerNormConv(nn.Module):
 
 
 class FeatureExtractor(nn.Module):
-    """The start of wav2vec2-large's feature extractor: three layers, on a raw waveform."""
+    """The start of wav2vec2-large's feature extractor: three layers, on a raw waveform of one channel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,8 +94,8 @@ class FeatureExtractor(nn.Module):
         )
 
     def forward(self, waveform: Tensor) -> Tensor:
-        """[N, T] -> [N, 64, T']."""
-        return self.layers(waveform.unsqueeze(1))
+        """[N, 1, T] -> [N, 64, T']."""
+        return self.layers(waveform)
 
 
 class ViTBlock(nn.Module):
@@ -105,14 +105,16 @@ class ViTBlock(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
-        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.query, self.key, self.value, self.proj = (nn.Linear(dim, dim) for _ in range(4))
         self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
 
     def attention(self, x: Tensor) -> Tensor:
         """Multi-head self-attention."""
         n, length, dim = x.shape
-        qkv = self.qkv(x).reshape(n, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
+        q, k, v = (
+            linear(x).reshape(n, length, self.heads, dim // self.heads).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
         x = F.scaled_dot_product_attention(q, k, v)
         return self.proj(x.transpose(1, 2).reshape(n, length, dim))
 
@@ -126,7 +128,7 @@ class FusedReluFunction(torch.autograd.Function):
     """max(x, alpha), exported as the custom operator acme::FusedRelu."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, alpha: float) -> Tensor:
+    def forward(_ctx, x: Tensor, alpha: float) -> Tensor:
         """Compute it in PyTorch."""
         return x.clamp(min=alpha)
 
@@ -194,15 +196,15 @@ class NearMiss(nn.Module):
 
 def wav2vec2_features() -> Export:
     """wav2vec2-large style feature extractor, static shape (TorchScript, opset 17)."""
-    return _export(FeatureExtractor(), (1, 16000), "waveform", "features", dynamo=False, opset_version=17)
+    return _export(FeatureExtractor(), (1, 1, 16000), "waveform", "features", dynamo=False, opset_version=17)
 
 
 def wav2vec2_features_dynamic() -> Export:
     """The same feature extractor with dynamic batch and length (TorchScript, opset 17)."""
-    axes = {"waveform": {0: "batch", 1: "length"}, "features": {0: "batch", 2: "frames"}}
+    axes = {"waveform": {0: "batch", 2: "length"}, "features": {0: "batch", 2: "frames"}}
     options = {"dynamo": False, "opset_version": 17, "dynamic_axes": axes}
-    export = _export(FeatureExtractor(), (2, 4000), "waveform", "features", **options)
-    export.shape = "waveform=1x400,1x16000,4x16000"
+    export = _export(FeatureExtractor(), (2, 1, 4000), "waveform", "features", **options)
+    export.shape = "waveform=1x1x400,1x1x16000,4x1x16000"
     return export
 
 

@@ -19,10 +19,11 @@ from trtconvert.errors import ConvertError, NoUsableGpuError
 if TYPE_CHECKING:
     from trtconvert.build import BuildOptions, BuildResult, build
     from trtconvert.engine import Engine, load_engine
-    from trtconvert.fuse import FuseResult, Fusion, NearMiss, fuse
+    from trtconvert.fuse import FuseResult, NearMiss, fuse
     from trtconvert.manifest import Manifest
     from trtconvert.op import Op, case
     from trtconvert.registry import register
+    from trtconvert.rewrite import Fusion
     from trtconvert.verify import OutputResult, VerifyResult, verify
 
 __version__ = "0.1.0"
@@ -34,7 +35,7 @@ _HOME = {
     "Engine": "engine",
     "load_engine": "engine",
     "FuseResult": "fuse",
-    "Fusion": "fuse",
+    "Fusion": "rewrite",
     "NearMiss": "fuse",
     "fuse": "fuse",
     "Manifest": "manifest",

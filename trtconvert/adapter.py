@@ -248,7 +248,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             return self.clone()
 
         @_kept(again=True)
-        def on_shape_change(self, inputs: list[Any], outputs: list[Any]) -> None:
+        def on_shape_change(self, inputs: list[Any], _outputs: list[Any]) -> None:
             """Evaluate the launch for these shapes; enqueue then only fills in the pointers."""
             assert self.compiled is not None
             shapes = [tuple(i.dims) for i in inputs]
@@ -281,7 +281,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             )
 
         @_kept()
-        def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
+        def create_plugin(self, _name: str, fields: Any, phase: Any) -> Any:
             if phase == trt.TensorRTPhase.RUNTIME:
                 return self._from_plan(fields)
             if self.op is None:

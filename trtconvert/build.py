@@ -5,49 +5,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnx import ModelProto
-
 import trtconvert
-from trtconvert import adapter, gpu, launch, manifest, registry, shapes
+from trtconvert import launch, manifest, registry, shapes
 from trtconvert import model as onnx_model
-from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger, select
-from trtconvert.errors import ConvertError
+from trtconvert.backend import select
 from trtconvert.files import check_writable, write_file
-from trtconvert.fuse import Fusion, NearMiss, fuse_model
+from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.lower import PluginNode, lower
-from trtconvert.manifest import IO, Manifest, PluginUse
-
-Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """What `trtconvert build` can be told.
-
-    shapes: input name to shapes.Range. targets: "sm_86", ..., or "all", or "current"; none given means the GPU here if
-    there is one, else all. workspace: bytes. refit, strip_weights, version_compatible, hardware_compatible and
-    timing_cache are TensorRT's builder options of those names; one that the backend lacks is refused.
-    """
-
-    patterns: tuple[str, ...] = ()
-    fuse: bool = True
-    plugins: tuple[Path, ...] = ()
-    shapes: Mapping[str, shapes.Range] = field(default_factory=dict)
-    targets: tuple[str, ...] = ()
-    backend: str = "auto"
-    opt_level: int | None = None
-    workspace: int | None = None
-    timing_cache: Path | None = None
-    refit: bool = False
-    strip_weights: bool = False
-    version_compatible: bool = False
-    hardware_compatible: bool = False
-    verbose: bool = False
+from trtconvert.manifest import Manifest, PluginUse, model_io
+from trtconvert.network import BuildOptions, Network, Progress, choose_targets
+from trtconvert.rewrite import Fusion
 
 
 @dataclass(frozen=True)
@@ -81,7 +53,7 @@ def build(
     for file in options.plugins:
         registry.load_file(file)
     backend = select(options.backend)
-    targets = _targets(options, backend)
+    targets = choose_targets(options, backend)
     proto = onnx_model.load(source)
     onnx_model.check(proto, source)
     digest = onnx_model.sha256(proto, source.parent)
@@ -89,7 +61,7 @@ def build(
     ops = registry.by_pattern(options.patterns)
     fused = fuse_model(proto, source.parent, ops) if options.fuse else None
     lowered, plugin_nodes = lower(proto)
-    network = _Network(backend, options, lowered, source, plugin_nodes, targets)
+    network = Network(backend, options, lowered, source, plugin_nodes, targets)
     data = network.build(profile.ranges, progress)
     described = Manifest(
         tool=f"trtconvert {trtconvert.__version__}",
@@ -104,8 +76,8 @@ def build(
         fusions=[dataclasses.asdict(f) for f in fused.fusions] if fused else [],
         targets=list(targets),
         profiles=[{name: {k: list(v) for k, v in vars(r).items()} for name, r in profile.ranges.items()}],
-        onnx_inputs=_onnx_io(proto, "input"),
-        onnx_outputs=_onnx_io(proto, "output"),
+        onnx_inputs=model_io(proto, "input"),
+        onnx_outputs=model_io(proto, "output"),
         engine_inputs=network.inputs,
         engine_outputs=network.outputs,
         plugins=_plugin_uses(plugin_nodes),
@@ -136,12 +108,6 @@ def _relative(path: Path, plan: Path) -> str:
         return Path(os.path.relpath(path, folder)).as_posix()
 
 
-def _onnx_io(model: ModelProto, side: str) -> list[IO]:
-    weights = {t.name for t in model.graph.initializer}
-    found = [(v.name, onnx_model.describe(v)) for v in getattr(model.graph, side) if v.name not in weights]
-    return [IO(name, info.dtype, None if info.shape is None else list(info.shape)) for name, info in found]
-
-
 def _plugin_uses(nodes: Sequence[PluginNode]) -> list[PluginUse]:
     uses = []
     for op in dict.fromkeys(node.op for node in nodes):
@@ -164,215 +130,3 @@ def _plugin_uses(nodes: Sequence[PluginNode]) -> list[PluginUse]:
 def _builder_options(options: BuildOptions) -> dict[str, Any]:
     names = ("opt_level", "workspace", "refit", "strip_weights", "version_compatible", "hardware_compatible")
     return {name: getattr(options, name) for name in names}
-
-
-# --- targets -------------------------------------------------------------------------------------------------------
-
-
-def _targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:
-    """Architectures to build for, cubins first, then PTX of the newest for GPUs that are newer still."""
-    here = gpu.current()
-    wanted = options.targets or (("current",) if here is not None else ("all",))
-    known = (*RTX_EXTRA_TARGETS, *RTX_TARGETS)
-    arches: list[str] = []
-    for target in wanted:
-        if target == "current":
-            arches.append(gpu.require().arch)
-        elif target == "all":
-            arches += RTX_TARGETS
-        elif target in known or (here is not None and target == here.arch):
-            arches.append(target)
-        else:
-            raise ConvertError(
-                f"unknown target {target!r}",
-                fix=f"use one or more of {', '.join(known)}, all or current, such as --target sm_86,sm_89",
-            )
-    if not backend.is_rtx and (here is None or set(arches) != {here.arch}):
-        raise ConvertError(
-            f"{backend.title} builds only for the GPU of this machine"
-            + (f" ({here.arch})" if here else ", and there is none"),
-            fix="build on the GPU that will run the engine, or use --backend rtx, which builds ahead of time",
-        )
-    return tuple(dict.fromkeys(arches))
-
-
-def _images(targets: tuple[str, ...]) -> tuple[str, ...]:
-    newest = max(targets, key=gpu.arch_number)
-    return (*targets, newest.replace("sm_", "compute_"))
-
-
-# --- network -------------------------------------------------------------------------------------------------------
-
-
-class _Network:
-    """The model parsed and checked, ready to build. Keeps the TensorRT objects that depend on each other alive."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        options: BuildOptions,
-        model: ModelProto,
-        source: Path,
-        plugin_nodes: list[PluginNode],
-        targets: tuple[str, ...],
-    ) -> None:
-        self.backend, self.options, self.targets = backend, options, targets
-        self.logger, self.log = logger(backend, options.verbose)
-        self.notices: list[str] = []
-        _refuse_unsupported(options, backend)
-        for op in {node.op for node in plugin_nodes}:
-            adapter.ensure_creator(backend, op.name, op.version, op.namespace, op)
-        trt = backend.trt
-        self.builder = trt.Builder(self.logger)
-        if not self.builder:
-            raise ConvertError(f"{backend.title} does not start: {self.log.cause()}")
-        self.network = self.builder.create_network(backend.network_flags())
-        self.parser = trt.OnnxParser(self.network, self.logger)
-        with adapter.building(_images(targets)):
-            parsed = self.parser.parse(onnx_model.serialize(model), str(source.resolve()))
-            adapter.raise_failure()
-        if not parsed:
-            raise _parse_error(self.parser, backend, self.log)
-        _check_plugins(self.network, trt, plugin_nodes)
-        self.inputs = [self._io(self.network.get_input(i)) for i in range(self.network.num_inputs)]
-        self.outputs = [self._io(self.network.get_output(i)) for i in range(self.network.num_outputs)]
-        self._check_contract(model)
-
-    def _io(self, tensor: Any) -> IO:
-        return IO(tensor.name, adapter.dtype_name(tensor.dtype), list(tensor.shape))
-
-    def _check_contract(self, model: ModelProto) -> None:
-        """The engine's inputs and outputs are the model's, in name and order."""
-        for side, engine in (("input", self.inputs), ("output", self.outputs)):
-            expected = [io.name for io in _onnx_io(model, side)]
-            got = [io.name for io in engine]
-            if expected != got:
-                raise ConvertError(f"TensorRT's parser changed the model's {side}s: expected {expected}, got {got}")
-
-    def build(self, ranges: Mapping[str, shapes.Range], progress: Progress | None) -> bytes:
-        """The serialized engine."""
-        config = self.builder.create_builder_config()
-        cache = _configure(config, self.backend, self.options, self.targets)
-        if ranges:
-            profile = self.builder.create_optimization_profile()
-            for name, given in ranges.items():
-                profile.set_shape(name, given.min, given.opt, given.max)
-            config.add_optimization_profile(profile)
-        if progress is not None:
-            self.monitor = _monitor(self.backend, progress)
-            config.progress_monitor = self.monitor
-        with adapter.building(_images(self.targets)):
-            plan = self.builder.build_serialized_network(self.network, config)
-            adapter.raise_failure()
-            if plan is None:
-                raise ConvertError(
-                    f"{self.backend.title} could not build the engine: {self.log.cause()}",
-                    fix="run again with -v for TensorRT's whole log",
-                )
-        if cache is not None and self.options.timing_cache is not None:
-            write_file(self.options.timing_cache, bytes(cache.serialize()))
-        return bytes(plan)
-
-
-def _parse_error(parser: Any, backend: Backend, log: Log) -> ConvertError:
-    """Every node that the parser refused, with its reason."""
-    lines = []
-    for i in range(parser.num_errors):
-        error = parser.get_error(i)
-        name = error.node_name() or f"number {error.node()}"
-        lines.append(f"node {name} ({error.node_operator()}): {error.desc()}" if error.node() >= 0 else error.desc())
-    return ConvertError(
-        f"{backend.title} cannot import the model: {lines[0] if lines else log.cause()}",
-        where="; ".join(lines[1:4]) or None,
-        fix="rewrite or replace the node in the exporter, or give a plugin for it with --plugin",
-    )
-
-
-def _check_plugins(network: Any, trt: Any, nodes: Sequence[PluginNode]) -> None:
-    """Every node that should be a plugin is one; the parser may take a function body or a standard op instead."""
-    layers = [network.get_layer(i) for i in range(network.num_layers)]
-    plugins = {layer.name for layer in layers if layer.type == trt.LayerType.PLUGIN_V3}
-    missing = [
-        node for node in nodes if not any(name == node.node or name.endswith("/" + node.node) for name in plugins)
-    ]
-    if missing:
-        names = ", ".join(f"{node.node} ({node.op.name})" for node in missing)
-        raise ConvertError(f"TensorRT's parser did not import these nodes as plugins: {names}", fix="report this model")
-
-
-def _refuse_unsupported(options: BuildOptions, backend: Backend) -> None:
-    if not backend.is_rtx:
-        return
-    for name, why in (
-        ("version_compatible", "a TensorRT-RTX plan needs the TensorRT-RTX version that built it"),
-        ("hardware_compatible", "TensorRT-RTX plans name their GPUs: use --target"),
-        ("timing_cache", "TensorRT-RTX has no timing cache: it does not time tactics when it builds"),
-    ):
-        if getattr(options, name):
-            flag = "--" + name.replace("_", "-")
-            raise ConvertError(
-                f"{backend.title} has no {flag}: {why}", fix=f"leave {flag} out, or use --backend tensorrt"
-            )
-    for name in ("refit", "strip_weights"):
-        if getattr(options, name) and gpu.current() is None:
-            flag = "--" + name.replace("_", "-")
-            raise ConvertError(f"{backend.title} needs a GPU for {flag}", fix=f"leave {flag} out, or build on a GPU")
-
-
-def _configure(config: Any, backend: Backend, options: BuildOptions, targets: tuple[str, ...]) -> Any:
-    """Set the builder's options; returns the timing cache if one is used."""
-    trt = backend.trt
-    flags = {"refit": "REFIT", "strip_weights": "STRIP_PLAN", "version_compatible": "VERSION_COMPATIBLE"}
-    for name, flag in flags.items():
-        if getattr(options, name):
-            config.set_flag(getattr(trt.BuilderFlag, flag))
-    if options.opt_level is not None:
-        config.builder_optimization_level = options.opt_level
-    if options.workspace is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace)
-    if options.hardware_compatible:
-        config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
-    if backend.is_rtx:
-        _set_targets(config, trt, targets)
-        return None
-    if options.timing_cache is None:
-        return None
-    data = options.timing_cache.read_bytes() if options.timing_cache.is_file() else b""
-    cache = config.create_timing_cache(data)
-    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
-        raise ConvertError("the timing cache is damaged or of another TensorRT", where=str(options.timing_cache))
-    return cache
-
-
-def _set_targets(config: Any, trt: Any, targets: tuple[str, ...]) -> None:
-    here = gpu.current()
-    if here is not None and targets == (here.arch,):
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(trt.ComputeCapability.CURRENT, 0)
-        return
-    config.num_compute_capabilities = len(targets)
-    for index, target in enumerate(targets):
-        config.set_compute_capability(getattr(trt.ComputeCapability, target.replace("_", "").upper()), index)
-
-
-def _monitor(backend: Backend, progress: Progress) -> Any:
-    """TensorRT's progress as calls of `progress`."""
-    trt = backend.trt
-
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)
-            self.steps: dict[str, int] = {}
-
-        def phase_start(self, phase: str, _parent: str | None, steps: int) -> None:
-            self.steps[phase] = steps
-            progress(phase, 0, steps)
-
-        def step_complete(self, phase: str, step: int) -> bool:
-            progress(phase, step + 1, self.steps.get(phase, 0))
-            return True
-
-        def phase_finish(self, phase: str) -> None:
-            progress(phase, self.steps.get(phase, 0), self.steps.pop(phase, 0))
-
-    return Monitor()

@@ -23,10 +23,11 @@ from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS
 from trtconvert.build import BuildOptions, build
 from trtconvert.engine import load_engine, plugins_in
 from trtconvert.errors import ConvertError
-from trtconvert.fuse import DOMAIN, add_bodies, fuse_model
+from trtconvert.fuse import fuse_model
 from trtconvert.launch import Tensor
 from trtconvert.model import numpy_dtype
 from trtconvert.op import Case, Op
+from trtconvert.rewrite import DOMAIN, add_bodies
 
 OPSETS = (17, 20)
 # Relative L2 against the float64 reference: rounding of the output, and of the inputs where a body computes in them.

@@ -68,7 +68,7 @@ def _missing(reason: str) -> ConvertError:
 @lru_cache(maxsize=1)
 def _nvrtc_version() -> tuple[int, int]:
     try:
-        status, major, minor = _nvrtc().nvrtcVersion()
+        _, major, minor = _nvrtc().nvrtcVersion()
     except RuntimeError as error:
         raise _missing(str(error).splitlines()[0]) from error
     return int(major), int(minor)

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from onnx import ModelProto
+
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
+from trtconvert.graph import describe
 
 SCHEMA = 1
 
@@ -22,6 +25,13 @@ class IO:
     name: str
     dtype: str
     shape: list[int | str | None] | None
+
+
+def model_io(model: ModelProto, side: str) -> list[IO]:
+    """The model's inputs (side "input"; weights are none) or outputs ("output")."""
+    weights = {t.name for t in model.graph.initializer}
+    found = [(v.name, describe(v)) for v in getattr(model.graph, side) if v.name not in weights]
+    return [IO(name, info.dtype, None if info.shape is None else list(info.shape)) for name, info in found]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from trtconvert.errors import ConvertError
@@ -53,7 +54,7 @@ class Op:
     """True: fused only when asked for by `--pattern`, because it seldom pays."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
     """Dtypes that the kernel takes, as numpy names them."""
-    defaults: ClassVar[dict[str, float]] = {}
+    defaults: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Inputs that a pattern may lack, with the value that then fills them."""
     landmarks: ClassVar[tuple[str, ...]] = ()
     """Op types that make a partial match worth reporting as a near miss."""

@@ -12,8 +12,9 @@ from trtconvert import manifest, registry
 from trtconvert import model as onnx_model
 from trtconvert.backend import logger, select
 from trtconvert.engine import plugins_in
-from trtconvert.fuse import Fusion, NearMiss, fuse_model
-from trtconvert.manifest import IO, Manifest
+from trtconvert.fuse import NearMiss, fuse_model
+from trtconvert.manifest import IO, Manifest, model_io
+from trtconvert.rewrite import Fusion
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,14 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class PluginReport:
-    """A plugin in a plan: how many layers use it with these attributes."""
+    """A plugin in a plan, with these attributes; layers of that plugin, None if no manifest says so."""
 
     name: str
     version: str
     namespace: str
     kernel: str
     attributes: dict[str, str]
-    layers: int
+    layers: int | None
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,13 @@ def inspect_plan(path: Path) -> PlanReport:
     """Plugins, targets, inputs and outputs of a plan; ConvertError if it is not the one its manifest describes."""
     described = manifest.read(path) if manifest.path_for(path).is_file() or not path.is_file() else None
     data = manifest.check_plan(described, path) if described else path.read_bytes()
-    targets = len(described.targets) if described else 1
-    counts: Counter[tuple[str, str, str, str, tuple[tuple[str, str], ...]]] = Counter(
+    nodes = {plugin.name: len(plugin.nodes) for plugin in described.plugins} if described else {}
+    counts = dict.fromkeys(
         (p.name, p.version, p.namespace, p.kernel, tuple(p.attributes.items())) for p in plugins_in(data)
     )
     found = [
-        PluginReport(name, version, namespace, kernel, dict(attributes), count // targets or 1)
-        for (name, version, namespace, kernel, attributes), count in counts.items()
+        PluginReport(name, version, namespace, kernel, dict(attributes), nodes.get(name))
+        for name, version, namespace, kernel, attributes in counts
     ]
     return PlanReport(str(path), len(data), described, found)
 
@@ -93,19 +94,13 @@ def inspect_model(path: Path, backend: str = "auto") -> ModelReport:
     fused = ModelProto()
     fused.CopyFrom(model)
     result = fuse_model(fused, path.parent, registry.by_pattern(()))
-    weights = {t.name for t in model.graph.initializer}
-
-    def io(values: object) -> list[IO]:
-        described = [(v.name, onnx_model.describe(v)) for v in values if v.name not in weights]  # type: ignore[attr-defined]
-        return [IO(n, i.dtype, None if i.shape is None else list(i.shape)) for n, i in described]
-
     return ModelReport(
         str(path),
         f"{model.producer_name} {model.producer_version}".strip() or "unknown producer",
         onnx_model.opset(model),
         model.ir_version,
-        io(model.graph.input),
-        io(model.graph.output),
+        model_io(model, "input"),
+        model_io(model, "output"),
         dict(Counter(_op(n.domain, n.op_type) for n in onnx_model.all_nodes(model)).most_common()),
         _nodes(model, backend),
         result.fusions,

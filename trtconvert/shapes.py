@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from trtconvert import model as onnx_model
+from trtconvert import graph as onnx_graph
 from trtconvert.errors import ConvertError
 
 METADATA_KEY = "trtconvert.shape"  # a model may carry its own shapes, written as for --shape, separated by spaces
@@ -62,7 +62,7 @@ def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
     names, a wrong rank, a changed static dimension, and min > opt or opt > max.
     """
     weights = {t.name for t in model.graph.initializer}
-    inputs = {i.name: onnx_model.describe(i).shape for i in model.graph.input if i.name not in weights}
+    inputs = {i.name: onnx_graph.describe(i).shape for i in model.graph.input if i.name not in weights}
     notices: list[str] = []
     carried = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), "")
     if carried and not given:

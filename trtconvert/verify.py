@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtconvert import gpu, manifest, registry
+from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError, NoUsableGpuError
-from trtconvert.fuse import add_bodies, fuse_model
+from trtconvert.fuse import fuse_model
 from trtconvert.manifest import Manifest
+from trtconvert.rewrite import add_bodies
 
 FUSED = "fused model / source model"
 ENGINE = "engine / source model"
@@ -94,7 +96,7 @@ def verify(
     original, fused, notices = _models(described, path, source)
     result = VerifyResult(notices=notices)
     engine = _engine(path, result)
-    feeds = _feeds(original, described, inputs, seed)
+    feeds = _feeds(described, inputs, seed)
     precision = _precision(original)
     runners: list[tuple[str, Callable[[], Any]]] = [
         ("source", _onnx_runner(original, source.parent, result)),
@@ -139,9 +141,7 @@ def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, 
 # --- inputs --------------------------------------------------------------------------------------------------------
 
 
-def _feeds(
-    model: ModelProto, described: Manifest, inputs: str | Path | None, seed: int
-) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+def _feeds(described: Manifest, inputs: str | Path | None, seed: int) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
     if inputs is not None:
         yield Path(inputs).name, _from_file(Path(inputs), described)
         return
@@ -232,7 +232,7 @@ def _reference_runner(model: ModelProto) -> Any:
         def get_input_metadata_impl(self) -> Any:
             metadata = TensorMetadata()
             for value in model.graph.input:
-                info = onnx_model.describe(value)
+                info = onnx_graph.describe(value)
                 metadata.add(
                     value.name, onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type), info.shape
                 )
@@ -278,7 +278,7 @@ def _run(runners: Sequence[tuple[str, Callable[[], Any]]], feed: dict[str, Any])
 
 def _precision(model: ModelProto) -> str:
     """The least precise float dtype that the model computes in."""
-    infos = onnx_model.infer(model, Path())
+    infos = onnx_graph.infer(model)
     used = {info.dtype for graph in infos.values() for info in graph.values()}
     used |= {onnx_model.dtype_name(t.data_type) for t in onnx_model.all_tensors(model.graph)}
     return next((d for d in ("bfloat16", "float16", "float32", "float64") if d in used), "float32")

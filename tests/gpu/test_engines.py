@@ -118,7 +118,7 @@ def test_dynamic_shapes(axis: int, dtype: str, tmp_path: Path) -> None:
 def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of a model with three plugin layers and two dynamic dimensions."""
     plan = tmp_path_factory.mktemp("speech") / "speech.plan"
-    options = BuildOptions(shapes=parse(["waveform=1x400,1x16000,4x16000"]))
+    options = BuildOptions(shapes=parse(["waveform=1x1x400,1x1x16000,4x1x16000"]))
     return build(SAMPLES / "wav2vec2_features_dynamic.onnx", plan, options).plan
 
 
@@ -126,7 +126,7 @@ def test_two_streams_at_once(speech: Path) -> None:
     """Two contexts of one plan, each with its own stream, shape and thread, many times."""
     engines = [load_engine(speech), load_engine(speech)]
     random = np.random.default_rng(0)
-    feeds = [random.standard_normal(s, dtype=np.float32) for s in ((1, 16000), (4, 9001))]
+    feeds = [random.standard_normal(s, dtype=np.float32) for s in ((1, 1, 16000), (4, 1, 9001))]
     alone = [next(iter(e.run({"waveform": f}).values())) for e, f in zip(engines, feeds, strict=True)]
     faults: list[str] = []
 
@@ -149,7 +149,7 @@ def test_two_contexts_of_one_engine(speech: Path) -> None:
     """Contexts of one engine hold their own shapes: neither disturbs the other."""
     engine = load_engine(speech)
     random = np.random.default_rng(1)
-    feeds = [random.standard_normal(s, dtype=np.float32) for s in ((1, 16000), (3, 5000))]
+    feeds = [random.standard_normal(s, dtype=np.float32) for s in ((1, 1, 16000), (3, 1, 5000))]
     first = engine.context
     want = [next(iter(engine.run({"waveform": f}).values())) for f in feeds]
     second = engine.engine.create_execution_context()
@@ -166,7 +166,7 @@ def test_cuda_graph(speech: Path) -> None:
 
     engine = load_engine(speech)
     random = np.random.default_rng(2)
-    feed = random.standard_normal((2, 16000), dtype=np.float32)
+    feed = random.standard_normal((2, 1, 16000), dtype=np.float32)
     expected = next(iter(engine.run({"waveform": feed}).values()))
     stream = int(engine.stream.handle)
     context = engine.context
@@ -199,7 +199,7 @@ import sys
 sys.modules["cuda.bindings.nvrtc"] = None
 import numpy as np, trtconvert
 engine = trtconvert.load_engine(sys.argv[1])
-out = engine.run({"waveform": np.ones((1, 800), np.float32)})
+out = engine.run({"waveform": np.ones((1, 1, 800), np.float32)})
 assert all(np.isfinite(v).all() for v in out.values())
 assert "trtconvert.plugins.layer_norm_gelu" not in sys.modules
 print("ran", {k: v.shape for k, v in out.items()})

@@ -1,0 +1,203 @@
+"""A graph with the questions a matcher asks: who makes a tensor, who reads it, is it constant, what is its shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from trtconvert.model import STANDARD_DOMAINS, all_graphs, captured, copy, dtype_name, opset, subgraphs
+
+MAX_FOLDED = 1 << 20  # elements; constants larger than this are weights, nothing that a pattern asks about
+_FOLDABLE = frozenset(
+    [
+        "Identity",
+        "Cast",
+        "Reshape",
+        "Squeeze",
+        "Unsqueeze",
+        "Transpose",
+        "Flatten",
+        "Sqrt",
+        "Reciprocal",
+        "Neg",
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Pow",
+        "Expand",
+    ]
+)
+
+
+@dataclass
+class TensorInfo:
+    """What is known of a tensor: dtype, and a dimension each as int, name or None; shape None if the rank is unknown."""
+
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+
+
+def describe(info: ValueInfoProto) -> TensorInfo:
+    """TensorInfo of a graph input, output or value_info."""
+    kind = info.type.tensor_type
+    shape: tuple[int | str | None, ...] | None = None
+    if kind.HasField("shape"):
+        shape = tuple(
+            d.dim_value if d.HasField("dim_value") else (d.dim_param or None if d.HasField("dim_param") else None)
+            for d in kind.shape.dim
+        )
+    return TensorInfo(dtype_name(kind.elem_type) if kind.elem_type else "", shape)
+
+
+@dataclass
+class GraphView:
+    """A graph with the questions a matcher asks: who makes a tensor, who reads it, is it constant, what is its shape."""
+
+    graph: GraphProto
+    infos: dict[str, TensorInfo]
+    opset: int
+    folder: Path = Path()
+    parent: GraphView | None = None
+    path: str = ""  # of the nodes that hold this graph, for messages: "/loop_3/body"
+    overridable: bool = False  # IR 4 on: an initializer that is also a graph input is only a default
+    _constants: dict[str, NDArray[Any] | None] = field(default_factory=dict)
+
+    @cached_property
+    def producers(self) -> dict[str, int]:
+        """Tensor name to the index of the node that makes it."""
+        return {name: index for index, node in enumerate(self.graph.node) for name in node.output if name}
+
+    @cached_property
+    def consumers(self) -> dict[str, list[int]]:
+        """Tensor name to the nodes that read it, a node that reads it in a subgraph among them."""
+        readers: dict[str, list[int]] = {}
+        for index, node in enumerate(self.graph.node):
+            for name in {*node.input, *captured(node)}:
+                readers.setdefault(name, []).append(index)
+        return readers
+
+    @cached_property
+    def outputs(self) -> frozenset[str]:
+        """Names of the graph's outputs."""
+        return frozenset(output.name for output in self.graph.output)
+
+    @cached_property
+    def initializers(self) -> dict[str, TensorProto]:
+        """The constant initializers by name."""
+        inputs = {i.name for i in self.graph.input} if self.overridable else set()
+        return {t.name: t for t in self.graph.initializer if t.name not in inputs}
+
+    @cached_property
+    def _local_names(self) -> set[str]:
+        return {i.name for i in self.graph.input} | {t.name for t in self.graph.initializer} | set(self.producers)
+
+    def producer(self, name: str) -> NodeProto | None:
+        """The node of this graph that makes the tensor, if any."""
+        index = self.producers.get(name)
+        return None if index is None else self.graph.node[index]
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape as far as known."""
+        if name in self.infos:
+            return self.infos[name]
+        if name in self.initializers:
+            tensor = self.initializers[name]
+            return TensorInfo(dtype_name(tensor.data_type), tuple(tensor.dims))
+        if self.parent is not None and name not in self._local_names:
+            return self.parent.info(name)
+        return TensorInfo("", None)
+
+    def rank(self, name: str) -> int | None:
+        """Number of dimensions, None if unknown."""
+        shape = self.info(name).shape
+        return None if shape is None else len(shape)
+
+    def constant(self, name: str) -> NDArray[Any] | None:
+        """The tensor's value if it is a constant of reasonable size: initializer, Constant, or computed from them."""
+        if name not in self._constants:
+            self._constants[name] = None  # a cycle is no constant
+            self._constants[name] = self._fold(name)
+        return self._constants[name]
+
+    def _fold(self, name: str) -> NDArray[Any] | None:
+        if name in self.initializers:
+            tensor = self.initializers[name]
+            if np.prod(tensor.dims, dtype=np.int64) > MAX_FOLDED:
+                return None
+            base = str(self.folder) if tensor.data_location == TensorProto.EXTERNAL else ""
+            return np.asarray(numpy_helper.to_array(tensor, base))
+        node = self.producer(name)
+        if node is None:
+            outside = self.parent is not None and name not in self._local_names
+            return self.parent.constant(name) if outside and self.parent else None
+        if node.domain not in STANDARD_DOMAINS or (node.op_type != "Constant" and node.op_type not in _FOLDABLE):
+            return None
+        inputs = [self.constant(i) for i in node.input]
+        if any(value is None for value in inputs):
+            return None
+        return self._evaluate(node, [value for value in inputs if value is not None])
+
+    def _evaluate(self, node: NodeProto, inputs: list[NDArray[Any]]) -> NDArray[Any] | None:
+        names = [f"i{k}" for k in range(len(inputs))]
+        alone = NodeProto()
+        alone.CopyFrom(node)
+        del alone.input[:], alone.output[:]
+        alone.input.extend(names)
+        alone.output.append("y")
+        any_type = [helper.make_tensor_value_info(n, TensorProto.UNDEFINED, None) for n in [*names, "y"]]
+        graph = helper.make_graph([alone], "constant", any_type[:-1], any_type[-1:])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)])
+        try:
+            with np.errstate(all="ignore"):
+                (value,) = ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True)))
+        except Exception:  # noqa: BLE001  # the evaluator's own errors are of many types; a value it cannot compute is no constant
+            return None
+        return value if isinstance(value, np.ndarray) and value.size <= MAX_FOLDED else None
+
+
+def infer(model: ModelProto) -> dict[int, dict[str, TensorInfo]]:
+    """Dtypes and shapes of every tensor by ONNX shape inference, per graph (keyed by its order in `all_graphs`).
+
+    Stored value_info is only believed where inference finds nothing: exporters and editors leave it stale.
+    """
+    bare = copy(model, with_weights=False)
+    stored = [[describe(v) for v in g.value_info] for g in all_graphs(bare.graph)]
+    names = [[v.name for v in g.value_info] for g in all_graphs(bare.graph)]
+    for graph in all_graphs(bare.graph):
+        del graph.value_info[:]
+    try:
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        inferred = bare
+    result = {}
+    for index, graph in enumerate(all_graphs(inferred.graph)):
+        infos = dict(zip(names[index], stored[index], strict=True))
+        found = {v.name: describe(v) for v in [*graph.value_info, *graph.input, *graph.output]}
+        result[index] = infos | {name: info for name, info in found.items() if info.dtype}
+    return result
+
+
+def views(model: ModelProto, folder: Path) -> list[GraphView]:
+    """A GraphView of the main graph and of each subgraph, in the order of `all_graphs`, parents before children."""
+    infos = infer(model)
+    found: list[GraphView] = []
+
+    def visit(graph: GraphProto, parent: GraphView | None, path: str) -> None:
+        overridable = parent is None and model.ir_version >= 4
+        view = GraphView(graph, infos[len(found)], opset(model), folder, parent, path, overridable)
+        found.append(view)
+        for node in graph.node:
+            for inner in subgraphs(node):
+                visit(inner, view, f"{path}{node.name or node.op_type}/{inner.name}/")
+
+    visit(model.graph, None, "")
+    return found
