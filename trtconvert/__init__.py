@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from trtconvert.errors import ConvertError, NoUsableGpuError
 
 if TYPE_CHECKING:
-    from trtconvert.build import BuildOptions, BuildResult, build
+    from trtconvert.build import BuildResult, build
     from trtconvert.engine import Engine, load_engine
     from trtconvert.fuse import FuseResult, NearMiss, fuse
     from trtconvert.manifest import Manifest
+    from trtconvert.network import BuildOptions
     from trtconvert.op import Op, case
     from trtconvert.registry import register
     from trtconvert.rewrite import Fusion
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "BuildOptions": "build",
+    "BuildOptions": "network",
     "BuildResult": "build",
     "build": "build",
     "Engine": "engine",

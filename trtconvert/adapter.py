@@ -43,6 +43,11 @@ def dtype_name(dtype: Any) -> str:
     return _DTYPES.get(dtype.name, str(dtype.name))
 
 
+def sizes(dims: Any) -> list[int]:
+    """TensorRT's Dims as a list."""
+    return [int(size) for size in dims]
+
+
 @contextmanager
 def building(targets: tuple[str, ...]) -> Iterator[None]:
     """Plugins created inside are built for these architectures ("sm_86", and "compute_120" for PTX)."""
@@ -138,7 +143,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
     """The plugin and creator classes on this backend's base classes."""
     trt: Any = backend.trt
 
-    class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):  # type: ignore[misc, name-defined]
+    class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):  # type: ignore[misc]
         def __init__(self, state: _State, compiled: _Compiled | None = None, types: tuple[str, ...] = ()) -> None:
             for base in (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
                 base.__init__(self)
@@ -261,7 +266,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             if self.run is not None:
                 self.run(inputs, outputs, stream)
 
-    class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc, name-defined]
+    class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc]
         op: type[Op] | None = None
 
         def __init__(self, name: str, version: str, namespace: str) -> None:

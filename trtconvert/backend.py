@@ -19,7 +19,9 @@ from trtconvert.errors import ConvertError
 from trtconvert.kernel import cache_dir
 
 if TYPE_CHECKING:
-    import tensorrt as types  # noqa: F401  # other modules name TensorRT's types through this one
+    import tensorrt
+
+    types = tensorrt  # how other modules name TensorRT's types
 
 MODULES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 _INSTALL = {

@@ -20,12 +20,13 @@ from trtconvert import gpu, launch, registry
 from trtconvert import model as onnx_model
 from trtconvert.adapter import compile_op
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS
-from trtconvert.build import BuildOptions, build
+from trtconvert.build import build
 from trtconvert.engine import load_engine, plugins_in
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import fuse_model
 from trtconvert.launch import Tensor
 from trtconvert.model import numpy_dtype
+from trtconvert.network import BuildOptions
 from trtconvert.op import Case, Op
 from trtconvert.rewrite import DOMAIN, add_bodies
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from trtconvert.backend import Backend, Log, logger, select
 from trtconvert.errors import ConvertError, NoUsableGpuError
 from trtconvert.manifest import IO, Manifest
 from trtconvert.model import numpy_dtype
+
+if TYPE_CHECKING:
+    from trtconvert.backend import types
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,11 @@ class Engine:
         self.device = Device(0)
         self.device.set_current()
         self.logger, self.log = logger(backend)
-        self.runtime = backend.trt.Runtime(self.logger)
-        self.engine = self.runtime.deserialize_cuda_engine(plan)
+        self.runtime: types.Runtime = backend.trt.Runtime(self.logger)
+        self.engine: types.ICudaEngine = self.runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
             raise _load_error(self.log, backend, path)
-        self.context = self.engine.create_execution_context()
+        self.context: types.IExecutionContext = self.engine.create_execution_context()
         adapter.raise_failure()
         if self.context is None:
             raise _load_error(self.log, backend, path)
@@ -101,7 +104,7 @@ class Engine:
 
     def _io(self, name: str) -> IO:
         dtype = adapter.dtype_name(self.engine.get_tensor_dtype(name))
-        return IO(name, dtype, list(self.engine.get_tensor_shape(name)))
+        return IO(name, dtype, list(adapter.sizes(self.engine.get_tensor_shape(name))))
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run once on host arrays and wait for the results. ConvertError for a missing name, wrong dtype or shape."""
@@ -122,7 +125,7 @@ class Engine:
             self._copy(buffers[-1], array, to_device=True)
         results = {}
         for tensor in self.outputs:
-            array = np.empty(tuple(self.context.get_tensor_shape(tensor.name)), numpy_dtype(tensor.dtype))
+            array = np.empty(adapter.sizes(self.context.get_tensor_shape(tensor.name)), numpy_dtype(tensor.dtype))
             buffers.append(self._bind(tensor.name, array.nbytes))
             results[tensor.name] = array
         if not self.context.execute_async_v3(int(self.stream.handle)):

@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trtconvert import kernels
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
+from trtconvert.kernels import read
 
 CPP_TYPES = {
     "float32": "float",
@@ -38,7 +38,7 @@ def compile_kernel(name: str, source: str, defines: tuple[tuple[str, str], ...],
     Raises ConvertError with NVRTC's first message when the source does not compile.
     """
     macros = (("IO", CPP_TYPES[dtype]), *defines)
-    common = kernels.read("common.cuh")
+    common = read("common.cuh")
     key = hashlib.sha256(repr((_nvrtc_version(), source, common, macros, arch)).encode()).hexdigest()
     path = cache_dir() / "kernels" / f"{key}.{'cubin' if arch.startswith('sm_') else 'ptx'}"
     with suppress(OSError):

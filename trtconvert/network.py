@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
@@ -16,6 +16,9 @@ from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
 from trtconvert.lower import PluginNode
 from trtconvert.manifest import IO, model_io
+
+if TYPE_CHECKING:
+    from trtconvert.backend import types
 
 Progress = Callable[[str, int, int], None]
 
@@ -96,11 +99,11 @@ class Network:
         for op in {node.op for node in plugin_nodes}:
             adapter.ensure_creator(backend, op.name, op.version, op.namespace, op)
         trt = backend.trt
-        self.builder = trt.Builder(self.logger)
+        self.builder: types.Builder = trt.Builder(self.logger)
         if not self.builder:
             raise ConvertError(f"{backend.title} does not start: {self.log.cause()}")
-        self.network = self.builder.create_network(backend.network_flags())
-        self.parser = trt.OnnxParser(self.network, self.logger)
+        self.network: types.INetworkDefinition = self.builder.create_network(backend.network_flags())
+        self.parser: types.OnnxParser = trt.OnnxParser(self.network, self.logger)
         with adapter.building(_images(targets)):
             parsed = self.parser.parse(onnx_model.serialize(model), str(source.resolve()))
             adapter.raise_failure()
@@ -111,8 +114,8 @@ class Network:
         self.outputs = [self._io(self.network.get_output(i)) for i in range(self.network.num_outputs)]
         self._check_contract(model)
 
-    def _io(self, tensor: Any) -> IO:
-        return IO(tensor.name, adapter.dtype_name(tensor.dtype), list(tensor.shape))
+    def _io(self, tensor: types.ITensor) -> IO:
+        return IO(tensor.name, adapter.dtype_name(tensor.dtype), list(adapter.sizes(tensor.shape)))
 
     def _check_contract(self, model: ModelProto) -> None:
         """The engine's inputs and outputs are the model's, in name and order."""
@@ -129,7 +132,7 @@ class Network:
         if ranges:
             profile = self.builder.create_optimization_profile()
             for name, given in ranges.items():
-                profile.set_shape(name, given.min, given.opt, given.max)
+                profile.set_shape(name, *map(self.backend.trt.Dims, (given.min, given.opt, given.max)))
             config.add_optimization_profile(profile)
         if progress is not None:
             self.monitor = _monitor(self.backend, progress)
@@ -147,7 +150,7 @@ class Network:
         return bytes(plan)
 
 
-def _parse_error(parser: Any, backend: Backend, log: Log) -> ConvertError:
+def _parse_error(parser: types.OnnxParser, backend: Backend, log: Log) -> ConvertError:
     """Every node that the parser refused, with its reason."""
     lines = []
     for i in range(parser.num_errors):
@@ -161,7 +164,7 @@ def _parse_error(parser: Any, backend: Backend, log: Log) -> ConvertError:
     )
 
 
-def _check_plugins(network: Any, trt: Any, nodes: Sequence[PluginNode]) -> None:
+def _check_plugins(network: types.INetworkDefinition, trt: Any, nodes: Sequence[PluginNode]) -> None:
     """Every node that should be a plugin is one; the parser may take a function body or a standard op instead."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     plugins = {layer.name for layer in layers if layer.type == trt.LayerType.PLUGIN_V3}
@@ -192,7 +195,7 @@ def _refuse_unsupported(options: BuildOptions, backend: Backend) -> None:
             raise ConvertError(f"{backend.title} needs a GPU for {flag}", fix=f"leave {flag} out, or build on a GPU")
 
 
-def _configure(config: Any, backend: Backend, options: BuildOptions, targets: tuple[str, ...]) -> Any:
+def _configure(config: types.IBuilderConfig, backend: Backend, options: BuildOptions, targets: tuple[str, ...]) -> Any:
     """Set the builder's options; returns the timing cache if one is used."""
     trt = backend.trt
     flags = {"refit": "REFIT", "strip_weights": "STRIP_PLAN", "version_compatible": "VERSION_COMPATIBLE"}

@@ -81,9 +81,8 @@ class Rewriter:
         body_domain = _add_body(self.model, type(site.op), site.op.values(), site.dtype, site.rank)
         name = self._unique(f"{base}_{site.op.name}", self.names)
         output = site.output if site.pattern.after is None else self._unique(f"{site.output}_fused", self.tensors)
-        node = helper.make_node(
-            site.op.name, inputs, [output], name=name, domain=body_domain, **dict(sorted(site.op.values().items()))
-        )
+        node = helper.make_node(site.op.name, inputs, [output], name=name, domain=body_domain)
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(site.op.values().items()))
         self.inserted[last] = [node, *self._after(site, output)]
         for index in site.match.nodes:
             self.nodes[index] = None

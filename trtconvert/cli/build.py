@@ -59,7 +59,8 @@ def command(
     trtconvert build speech.onnx -o speech.plan --shape waveform=1x400,1x16000,8x160000
     trtconvert build model.onnx --target sm_86,sm_89
     """
-    from trtconvert.build import BuildOptions, build  # --help must not load it
+    from trtconvert.build import build  # --help must not load it
+    from trtconvert.network import BuildOptions
     from trtconvert.shapes import parse
 
     chosen = BuildOptions(
