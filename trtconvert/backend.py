@@ -19,9 +19,9 @@ from trtconvert.errors import ConvertError
 from trtconvert.kernel import cache_dir
 
 if TYPE_CHECKING:
-    import tensorrt
+    import tensorrt as types  # how other modules name TensorRT's types
 
-    types = tensorrt  # how other modules name TensorRT's types
+__all__ = ["RTX_EXTRA_TARGETS", "RTX_TARGETS", "Backend", "Log", "installed", "logger", "select", "types"]
 
 MODULES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 _INSTALL = {
