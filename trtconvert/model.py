@@ -140,17 +140,29 @@ def sha256(model: ModelProto, folder: Path) -> str:
 
 
 def check(model: ModelProto, path: Path | None = None) -> None:
-    """onnx.checker with full_check; ConvertError names the first fault."""
+    """onnx.checker with full_check; ConvertError names the first fault. path is for the message.
+
+    Stored value_info is left out, since a stale one is no fault of the model, and so is external data, which `load`
+    has looked at: its tensors count as inputs.
+    """
+    bare = copy(model)
+    for graph in all_graphs(bare.graph):
+        del graph.value_info[:]
+    external = [t for t in bare.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+    named = {i.name for i in bare.graph.input}
+    for tensor in external:
+        bare.graph.initializer.remove(tensor)
+        if tensor.name not in named:
+            bare.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     try:
-        if any(t.data_location == TensorProto.EXTERNAL for t in all_tensors(model.graph)) and path is not None:
-            onnx.checker.check_model(str(path), full_check=True)
-        else:
-            onnx.checker.check_model(model, full_check=True)
+        onnx.checker.check_model(bare, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), "unknown fault")
         if "Field 'shape' of 'type' is required" in first:
             return  # an input or output of unknown rank: the checker minds, ONNX and its tools do not
         raise ConvertError(f"the model is not valid ONNX: {first}", where=str(path) if path else None) from error
+    except ValueError as error:
+        raise ConvertError(f"the model cannot be checked: {error}", where=str(path) if path else None) from error
 
 
 # --- walking -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,138 @@
+"""The proof itself: what passes, what does not, and what is said when no GPU can run the engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.conftest import SAMPLES, Run
+from trtconvert import build, gpu, verify
+from trtconvert.verify import ENGINE, FUSED, _compare
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(SAMPLES / "sam_upscaler.onnx", tmp_path_factory.mktemp("plan") / "sam.plan").plan
+
+
+def test_command(run: Run, plan: Path) -> None:
+    result = run("verify", plan)
+    assert "fused model / source model" in result.stdout
+    assert "1e-05 (trtconvert, float32)" in result.stdout
+    if gpu.current() is None:
+        assert result.returncode == 3
+        assert "the engine itself was not run" in result.stderr
+    else:
+        assert result.returncode == 0, result.stderr
+
+
+def test_outcome_is_noted_in_the_manifest(run: Run, plan: Path) -> None:
+    verify(plan)
+    entry = json.loads(Path(f"{plan}.json").read_text())["verifications"][-1]
+    assert entry["passed"]
+    assert entry["rows"][0]["comparison"] == FUSED
+    assert "verified  passed" in run("inspect", plan).stdout
+
+
+def test_inputs_from_a_file(run: Run, plan: Path, tmp_path: Path) -> None:
+    data = tmp_path / "in.npz"
+    np.savez(data, image_embedding=np.ones((1, 64, 16, 16), np.float32))
+    result = run("verify", plan, "--inputs", data, "--json")
+    assert result.returncode in (0, 3), result.stderr
+    assert json.loads(result.stdout)["rows"][0]["shapes"] == "in.npz"
+    np.savez(data, image_embedding=np.ones((1, 64, 16, 16), np.float64))
+    result = run("verify", plan, "--inputs", data)
+    assert result.returncode == 1
+    assert "float64" in result.stderr
+
+
+def test_seed_changes_the_inputs(plan: Path) -> None:
+    a, b, c = (verify(plan, seed=s).rows[0].rel_l2 for s in (0, 0, 1))
+    assert a == b != c
+
+
+@pytest.mark.skipif(gpu.current() is not None, reason="the engine would differ as well")
+def test_a_wrong_fusion_fails(plan: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    """A body that computes something else than the source model: found, with exit code 1."""
+    import sys
+
+    from trtconvert import verify as _  # noqa: F401
+
+    module: Any = sys.modules["trtconvert.verify"]
+    original = module.fuse_model
+
+    def wrong(model: Any, folder: Path, ops: Any) -> Any:
+        result = original(model, folder, ops)
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "epsilon":
+                    attribute.f = 0.01
+        return result
+
+    monkeypatch.setattr(module, "fuse_model", wrong)
+    result = module.verify(plan)
+    assert not result.passed
+    assert "relative L2" in result.rows[0].fault
+
+
+def compare(got: Any, expected: Any, limit: float = 1e-3) -> str:
+    return _compare(
+        ENGINE, "s", "y", np.asarray(got, np.float32), np.asarray(expected, np.float32), limit, "test"
+    ).fault
+
+
+def test_rule() -> None:
+    """Relative L2, a bound for single elements, NaN and Inf apart, shapes and integers exact."""
+    random = np.random.default_rng(0)
+    want = random.standard_normal(4096).astype(np.float32)
+    assert compare(want * 1.0005, want) == ""
+    assert "relative L2" in compare(want * 1.002, want)
+    one = want.copy()
+    one[17] += 0.06  # L2 alone would let it pass
+    assert "max abs" in compare(one, want)
+    assert compare([1, np.nan, np.inf, -np.inf], [1, np.nan, np.inf, -np.inf]) == ""
+    assert "NaN or Inf differ at [1]" in compare([1, np.nan], [1, 2])
+    assert "NaN or Inf differ at [0]" in compare([np.inf], [-np.inf])
+    assert "NaN or Inf differ" in compare([2.0], [np.nan])
+    assert "shape" in compare([1, 2], [1])
+    assert compare([0.0, 0.0], [0.0, 0.0]) == ""
+    ints = np.arange(3)
+    assert _compare(ENGINE, "s", "y", ints, ints, 1e-3, "t").fault == ""
+    assert "1 of 3" in _compare(ENGINE, "s", "y", ints, np.array([0, 1, 3]), 1e-3, "t").fault
+    assert "missing" in _compare(ENGINE, "s", "y", None, ints, 1e-3, "t").fault
+
+
+def test_model_that_onnxruntime_cannot_run(tmp_path: Path) -> None:
+    """bf16: ONNX's reference evaluator stands in, and that is said."""
+    result = verify(build(SAMPLES / "bf16_ln_gelu.onnx", tmp_path / "b.plan").plan)
+    assert result.passed
+    assert "reference evaluator" in result.notices[0]
+    assert result.rows[0].rule == "trtconvert, bfloat16"
+
+
+def test_dynamic_model_is_compared_at_min_opt_and_max(tmp_path: Path) -> None:
+    result = verify(build(SAMPLES / "wav2vec2_features_dynamic.onnx", tmp_path / "w.plan").plan)
+    assert [r.shapes for r in result.rows if r.comparison == FUSED] == ["1x1x400", "1x1x16000", "4x1x16000"]
+
+
+def test_custom_op_runs_through_its_body(tmp_path: Path) -> None:
+    """onnxruntime knows no acme::FusedRelu; the op's own pattern is its body there."""
+    result = verify(build(SAMPLES / "custom_relu.onnx", tmp_path / "c.plan").plan)
+    assert result.passed
+
+
+def test_external_data(tmp_path: Path) -> None:
+    proto = onnx.load(SAMPLES / "tanh_gelu.onnx")
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="m.data", size_threshold=1024)
+    assert verify(build(path).plan).passed
+    weights = np.frombuffer((tmp_path / "m.data").read_bytes(), np.uint8).copy()
+    weights[0] ^= 1
+    (tmp_path / "m.data").write_bytes(weights.tobytes())
+    with pytest.raises(Exception, match="has changed since"):
+        verify(tmp_path / "m.plan")
