@@ -178,7 +178,8 @@ def encode(launch: Launch, op: str = "", attributes: Mapping[str, object] | None
     op ("name version namespace") and attributes are for people and for `inspect`, which finds the text in a plan.
     """
     lines = [f"{MAGIC} {FORMAT}", f"op {op}"]
-    lines += [f"attribute {name} {value}" for name, value in (attributes or {}).items()]
+    shown = {n: f"{v:.7g}" if isinstance(v, float) else v for n, v in (attributes or {}).items()}
+    lines += [f"attribute {name} {value}" for name, value in shown.items()]
     lines.append(f"kernel {launch.kernel}")
     lines += [f"{part} " + ", ".join(map(str, getattr(launch, part))) for part in ("grid", "block")]
     lines.append(f"shared {launch.shared}")

@@ -73,7 +73,7 @@ def _plan(report: PlanReport) -> None:
                 points = ", ".join(f"{p} {'x'.join(map(str, shapes[p]))}" for p in ("min", "opt", "max"))
                 click.echo(f"profile   {name}: {points}")
     for plugin in report.plugins:
-        layers = f", {plugin.layers} layers" if plugin.layers else ""
+        layers = f", {plugin.layers} layer{'s' * (plugin.layers > 1)}" if plugin.layers else ""
         attributes = ", ".join(f"{name} {value}" for name, value in plugin.attributes.items())
         click.echo(f"plugin    {plugin.name} version {plugin.version}{layers}, kernel {plugin.kernel}: {attributes}")
     if not report.plugins:
