@@ -171,6 +171,21 @@ def test_local_function_named_like_a_standard_op(tmp_path: Path) -> None:
     build(path)
 
 
+def test_local_function_named_like_one_of_our_ops(tmp_path: Path) -> None:
+    """The model's own definition counts, not the plugin of that name."""
+    theirs = helper.make_function(
+        "acme", "FusedRelu", ["x"], ["y"], [helper.make_node("Tanh", ["x"], ["y"])], [helper.make_opsetid("", 17)]
+    )
+    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy"]
+    graph = helper.make_graph([helper.make_node("FusedRelu", ["x"], ["y"], domain="acme")], "g", value[:1], value[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, functions=[theirs], opset_imports=opsets, ir_version=8), path)
+    result = build(path)
+    assert result.plugin_nodes == []
+    assert plugins_in(result.plan.read_bytes()) == []
+
+
 def test_op_that_fails_inside_tensorrt(tmp_path: Path) -> None:
     """The reason comes out as a ConvertError, not as TensorRT's; nothing is written; the next build works."""
     plugin = tmp_path / "broken.py"

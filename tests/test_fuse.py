@@ -72,6 +72,14 @@ def test_no_match_is_written_as_it_was(run: Run, tmp_path: Path) -> None:
     assert onnx.load(out) == onnx.load(SAMPLES / "vit_block.onnx")
 
 
+def test_json(run: Run, tmp_path: Path) -> None:
+    import json
+
+    shown = json.loads(run("fuse", SAMPLES / "near_miss.onnx", "-o", tmp_path / "o.onnx", "--json").stdout)
+    assert shown["fusions"] == []
+    assert set(shown["near_misses"][0]) == {"pattern", "node", "reason", "matched"}
+
+
 def test_pattern_list(run: Run) -> None:
     shown = run("fuse", "--pattern", "list").stdout
     assert "layernorm-gelu" in shown

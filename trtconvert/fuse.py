@@ -31,7 +31,6 @@ class NearMiss:
     node: str
     reason: str
     matched: int
-    nodes: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
 
 
 @dataclass
@@ -89,7 +88,7 @@ class _Refused(Exception):
 class _Finder:
     def __init__(self, view: GraphView, spellings: list[tuple[type[Op], Pattern, frozenset[str]]]) -> None:
         self.view, self.spellings = view, spellings
-        self.refusals: list[NearMiss] = []
+        self.refusals: list[tuple[NearMiss, frozenset[int]]] = []
 
     def sites(self) -> list[Site]:
         """Matches in graph order, no two sharing a node."""
@@ -106,7 +105,7 @@ class _Finder:
 
     def _site_at(self, node: NodeProto, taken: set[int]) -> Site | None:
         best: dict[type[Op], tuple[frozenset[int], str]] = {}
-        refused: dict[type[Op], NearMiss] = {}
+        refused: dict[type[Op], tuple[NearMiss, frozenset[int]]] = {}
         for op, pattern, root_types in self.spellings:
             if node.op_type not in root_types:
                 continue
@@ -115,15 +114,15 @@ class _Finder:
                 try:
                     return self._accept(op, pattern, match, node.output[0], taken)
                 except _Refused as refusal:
-                    miss = NearMiss(op.pattern, self._path(node), str(refusal), len(match.nodes) + 1, match.nodes)
-                    refused.setdefault(op, miss)
+                    miss = NearMiss(op.pattern, self._path(node), str(refusal), len(match.nodes) + 1)
+                    refused.setdefault(op, (miss, match.nodes))
             if len(matcher.furthest[0]) > len(best.get(op, (frozenset(), ""))[0]):
                 best[op] = matcher.furthest
         self.refusals += refused.values()
         for op, (nodes, reason) in best.items():
             seen = {self.view.graph.node[i].op_type for i in nodes}
             if op not in refused and reason and seen & set(op.landmarks):
-                self.refusals.append(NearMiss(op.pattern, self._path(node), reason, len(nodes), nodes))
+                self.refusals.append((NearMiss(op.pattern, self._path(node), reason, len(nodes)), nodes))
         return None
 
     def _path(self, node: NodeProto) -> str:
@@ -133,10 +132,10 @@ class _Finder:
         """Refusals, nearest first; of those that share nodes with a fusion or with each other only the nearest."""
         covered = {index for site in sites for index in site.match.nodes}
         kept = []
-        for miss in sorted(self.refusals, key=lambda miss: -miss.matched):
-            if not miss.nodes & covered:
+        for miss, nodes in sorted(self.refusals, key=lambda refusal: -refusal[0].matched):
+            if not nodes & covered:
                 kept.append(miss)
-                covered |= miss.nodes
+                covered |= nodes
         return kept
 
     def _accept(self, op: type[Op], pattern: Pattern, match: Match, output: str, taken: set[int]) -> Site:

@@ -14,6 +14,7 @@ from trtconvert import model as onnx_model
 from trtconvert import registry
 from trtconvert.errors import ConvertError
 from trtconvert.op import Op
+from trtconvert.rewrite import is_ours
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class PluginNode:
 
 
 def lower(model: ModelProto) -> tuple[ModelProto, list[PluginNode]]:
-    """Prepare a copy for parsing: bodies of ops that have a creator go (older parsers would take them instead of the
+    """Prepare a copy for parsing: bodies that fuse wrote go, where the op has a creator (older parsers would take them instead of the
     plugin), other local functions are inlined (a function named like a standard op would be taken for that op), plugin
     nodes get all attributes, every node a unique name.
 
@@ -33,7 +34,7 @@ def lower(model: ModelProto) -> tuple[ModelProto, list[PluginNode]]:
     """
     copy = ModelProto()
     copy.CopyFrom(model)
-    kept = [f for f in copy.functions if registry.find(f.name) is None]
+    kept = [f for f in copy.functions if not (is_ours(f.domain) and registry.find(f.name))]
     del copy.functions[:]
     copy.functions.extend(kept)
     if kept:

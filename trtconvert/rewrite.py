@@ -209,6 +209,11 @@ def _add_body(model: ModelProto, op: type[Op], values: dict[str, Any], dtype: st
         number += 1
 
 
+def is_ours(domain: str) -> bool:
+    """Whether `_add_body` gives out this domain."""
+    return domain == DOMAIN or domain.startswith(f"{DOMAIN}.")
+
+
 def add_bodies(model: ModelProto, folder: Path) -> list[str]:
     """Give every custom node that a registered op implements a function body, so that onnxruntime can run it.
 
