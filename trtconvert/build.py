@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os.path
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,13 +100,7 @@ def build(
 
 
 def _relative(path: Path, plan: Path) -> str:
-    path, folder = path.resolve(), plan.resolve().parent
-    try:
-        return path.relative_to(folder, walk_up=True).as_posix()  # type: ignore[call-arg]  # Python 3.12
-    except (TypeError, ValueError):
-        import os.path
-
-        return Path(os.path.relpath(path, folder)).as_posix()
+    return Path(os.path.relpath(path.resolve(), plan.resolve().parent)).as_posix()
 
 
 def _plugin_uses(nodes: Sequence[PluginNode]) -> list[PluginUse]:

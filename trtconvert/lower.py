@@ -26,9 +26,9 @@ class PluginNode:
 
 
 def lower(model: ModelProto) -> tuple[ModelProto, list[PluginNode]]:
-    """Prepare a copy for parsing: bodies that fuse wrote go, where the op has a creator (older parsers would take them instead of the
-    plugin), other local functions are inlined (a function named like a standard op would be taken for that op), plugin
-    nodes get all attributes, every node a unique name.
+    """Prepare a copy for parsing: bodies that fuse wrote go, where the op has a creator (older parsers would take them
+    instead of the plugin), other local functions are inlined (a function named like a standard op would be taken for
+    that op), plugin nodes get all attributes, every node a unique name.
 
     Raises ConvertError that lists every node which neither ONNX, nor a function, nor a registered op defines.
     """

@@ -14,7 +14,7 @@ from trtconvert.backend import logger, select
 from trtconvert.engine import plugins_in
 from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.manifest import IO, Manifest, model_io
-from trtconvert.rewrite import Fusion
+from trtconvert.rewrite import Fusion, is_ours
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,11 @@ def _nodes(model: ModelProto, backend: str) -> list[NodeReport]:
                 f"{chosen.title} has no importer for it: rewrite it in the exporter, or give a plugin of that name"
             )
             reports.append(NodeReport(name, op, "native" if known else "unsupported", "" if known else missing))
+        elif (node.domain, node.op_type) in bodies and not (registered and is_ours(node.domain)):
+            reports.append(NodeReport(name, op, "expanded", "its function body is imported"))
         elif registered is not None:
             detail = f"plugin {registered.name} version {registered.version} from {registry.origin(registered)}"
             reports.append(NodeReport(name, op, "plugin", detail))
-        elif (node.domain, node.op_type) in bodies:
-            reports.append(NodeReport(name, op, "expanded", "its function body is imported"))
         else:
             reports.append(
                 NodeReport(name, op, "unsupported", "no plugin and no function body: give one with --plugin")
