@@ -7,7 +7,19 @@ import random
 import pytest
 
 from trtconvert import ConvertError
-from trtconvert.launch import Dim, Launch, Tensor, ceil_div, decode, encode, evaluate, maximum, minimum, product
+from trtconvert.launch import (
+    Dim,
+    Launch,
+    Tensor,
+    ceil_div,
+    decode,
+    dims_used,
+    encode,
+    evaluate,
+    maximum,
+    minimum,
+    product,
+)
 
 SHAPES = [(3, 5, 7), (11, 2)]
 
@@ -49,6 +61,14 @@ def test_known_sizes_are_plain_numbers() -> None:
     assert ceil_div(7, 2) == 4
     assert Tensor("float32", (2, 3)).size == 6
     assert str(product((1, Dim.of_input(0, 1), 4))) == "i0.1 4 *"
+
+
+def test_dims_used() -> None:
+    size = Dim.of_input(1, 0) * Dim.of_input(0, 2) + 3
+    launch = Launch("k", (size, 1, 1), (32, 1, 1), (Dim.of_input(0, 2),))
+    assert dims_used(launch) == ((0, 2), (1, 0))
+    assert evaluate(size, {0: {2: 7}, 1: {0: 11}}) == 80
+    assert dims_used(Launch("k", (4, 1, 1), (32, 1, 1), (5,))) == ()
 
 
 def test_round_trip() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import cached_property, lru_cache, wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -128,6 +128,11 @@ class _Compiled:
     launch: Launch
     images: Mapping[str, bytes]
 
+    @cached_property
+    def dims(self) -> tuple[tuple[int, int], ...]:
+        """The input dimensions that the launch depends on."""
+        return launch.dims_used(self.launch)
+
 
 def compile_op(op: Op, inputs: list[Tensor], targets: tuple[str, ...]) -> _Compiled:
     """The op's launch for these inputs and its kernel for each target."""
@@ -151,6 +156,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             self.plugin_namespace, self.num_outputs = state.namespace, state.outputs
             self.state, self.compiled, self.types = state, compiled, types
             self.run: Callable[[list[int], list[int], int], None] | None = None
+            self.sizes: tuple[int, ...] | None = None  # what `run` was prepared for
 
         def get_capability_interface(self, _kind: Any) -> Any:
             return self
@@ -256,8 +262,14 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
         def on_shape_change(self, inputs: list[Any], _outputs: list[Any]) -> None:
             """Evaluate the launch for these shapes; enqueue then only fills in the pointers."""
             assert self.compiled is not None
-            shapes = [tuple(i.dims) for i in inputs]
+            sizes = tuple(inputs[tensor].dims[axis] for tensor, axis in self.compiled.dims)
+            if sizes == self.sizes:  # TensorRT calls this before every enqueue
+                return
+            shapes: dict[int, dict[int, int]] = {}
+            for (tensor, axis), size in zip(self.compiled.dims, sizes, strict=True):
+                shapes.setdefault(tensor, {})[axis] = size
             self.run = gpu.prepare(self.compiled.launch, self.compiled.images, shapes)
+            self.sizes = sizes
 
         @_kept(again=True)
         def enqueue(

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from trtconvert.errors import ConvertError, NoUsableGpuError
-from trtconvert.launch import Launch, Tensor, evaluate
+from trtconvert.launch import Launch, Shapes, Tensor, evaluate
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def load_kernel(image: bytes, name: str) -> Any:
 
 
 def prepare(
-    described: Launch, images: Mapping[str, bytes], shapes: Sequence[Sequence[int]]
+    described: Launch, images: Mapping[str, bytes], shapes: Shapes
 ) -> Callable[[Sequence[int], Sequence[int], int], None] | None:
     """Evaluate a launch for these input shapes. Returns a function of input pointers, output pointers and stream that
     launches, without allocating anything; None when the grid is empty, so there is nothing to compute.

@@ -62,6 +62,7 @@ class Dim:
 
 
 Size: TypeAlias = "Dim | int"
+Shapes: TypeAlias = "Sequence[Sequence[int]] | Mapping[int, Mapping[int, int]]"
 
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
@@ -125,8 +126,8 @@ def fold(size: Size, constant: Callable[[int], V], dim: Callable[[int, int], V],
     return result
 
 
-def evaluate(size: Size, shapes: Sequence[Sequence[int]]) -> int:
-    """The value of `size` for the given input shapes."""
+def evaluate(size: Size, shapes: Shapes) -> int:
+    """The value of `size`, where shapes[input][axis] are the dimensions it uses."""
     return fold(size, int, lambda tensor, axis: int(shapes[tensor][axis]), lambda op, a, b: _ARITHMETIC[op](a, b))
 
 
@@ -170,6 +171,14 @@ class Launch:
     args: tuple[Argument, ...]
     shared: Size = 0
     defines: tuple[tuple[str, str], ...] = ()
+
+
+def dims_used(launch: Launch) -> tuple[tuple[int, int], ...]:
+    """The (input, axis) pairs that the launch depends on; none when all sizes were known at build time."""
+    sizes = [*launch.grid, *launch.block, launch.shared, *(a for a in launch.args if isinstance(a, Dim))]
+    tokens = {token for size in sizes if isinstance(size, Dim) for token in size.tokens if token.startswith("i")}
+    pairs = (token[1:].split(".") for token in tokens)
+    return tuple(sorted((int(tensor), int(axis)) for tensor, axis in pairs))
 
 
 def encode(launch: Launch, op: str = "", attributes: Mapping[str, object] | None = None) -> str:
