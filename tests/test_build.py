@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -227,9 +228,10 @@ BUILD = "import sys; from trtconvert.cli import main; sys.argv = ['trtconvert', 
 
 def site_packages_copy(folder: Path) -> Path:
     """A site-packages with copies of TensorRT-RTX's libraries, the link taken away, and links to all else."""
-    import tensorrt_rtx_libs
-
-    original = Path(tensorrt_rtx_libs.__file__).parent
+    spec = find_spec("tensorrt_rtx_libs")
+    assert spec is not None
+    assert spec.origin is not None
+    original = Path(spec.origin).parent
     copy = folder / "site"
     libs = copy / "tensorrt_rtx_libs"
     libs.mkdir(parents=True)
