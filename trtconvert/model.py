@@ -1,4 +1,4 @@
-"""ONNX files and graphs: load, check, index, save. Protobuf is edited in place, so what is not touched stays as it was."""
+"""ONNX files: load, check, walk, save. Protobuf is edited in place, so what is not touched stays as it was."""
 
 from __future__ import annotations
 

@@ -125,6 +125,11 @@ class Network:
             if expected != got:
                 raise ConvertError(f"TensorRT's parser changed the model's {side}s: expected {expected}, got {got}")
 
+    def _other_targets(self) -> str:
+        if not self.backend.is_rtx or set(self.targets) <= {*RTX_TARGETS, *RTX_EXTRA_TARGETS}:
+            return ""
+        return f"; TensorRT-RTX does not list {', '.join(self.targets)}: build for other GPUs with --target all"
+
     def build(self, ranges: Mapping[str, shapes.Range], progress: Progress | None) -> bytes:
         """The serialized engine."""
         config = self.builder.create_builder_config()
@@ -143,7 +148,7 @@ class Network:
             if plan is None:
                 raise ConvertError(
                     f"{self.backend.title} could not build the engine: {self.log.cause()}",
-                    fix="run again with -v for TensorRT's whole log",
+                    fix="run again with -v for TensorRT's whole log" + self._other_targets(),
                 )
         if cache is not None and self.options.timing_cache is not None:
             write_file(self.options.timing_cache, bytes(cache.serialize()))
