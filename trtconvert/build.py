@@ -15,7 +15,7 @@ import trtconvert
 from trtconvert import launch, manifest, registry, shapes
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
-from trtconvert.files import check_writable, write_file
+from trtconvert.files import check_outputs, write_files
 from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.lower import PluginNode, lower
 from trtconvert.manifest import Manifest, PluginUse, model_io
@@ -50,12 +50,13 @@ def build(
     options = options or BuildOptions()
     source = Path(model)
     plan = Path(output) if output is not None else source.with_suffix(".plan")
-    check_writable(plan)
+    check_outputs((plan, manifest.path_for(plan)), (source, *map(Path, options.plugins)))
     for file in options.plugins:
         registry.load_file(file)
     backend = select(options.backend)
     targets = choose_targets(options, backend)
     proto = onnx_model.load(source)
+    check_outputs((plan, manifest.path_for(plan)), onnx_model.data_files(proto, source.parent))
     onnx_model.check(proto, source)
     digest = onnx_model.sha256(proto, source.parent)
     profile = shapes.profile(proto, options.shapes)
@@ -86,8 +87,7 @@ def build(
         precision="as in the model (strongly typed)",
         options={k: v for k, v in _builder_options(options).items() if v not in (None, False)},
     )
-    write_file(plan, data)
-    manifest.write(described, plan)
+    write_files({plan: data, manifest.path_for(plan): manifest.encode(described)})
     return BuildResult(
         plan,
         described,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,22 +24,53 @@ def check_writable(path: Path) -> None:
     os.unlink(name)
 
 
+def check_outputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """ConvertError if an output is a folder, cannot be created, or would overwrite a file that is read."""
+    read = {path.resolve() for path in inputs}
+    for path in outputs:
+        if path.resolve() in read:
+            raise ConvertError("the output would overwrite an input", where=str(path), fix="give another name with -o")
+        if path.is_dir():
+            raise ConvertError("the output is a folder", where=str(path), fix="give a file name with -o")
+        check_writable(path)
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write to a temporary name in the same folder, then rename: a killed process or a full disk leaves no half file."""
-    temporary = None
+    write_files({path: data})
+
+
+def write_files(contents: Mapping[Path, bytes]) -> None:
+    """Write several files that belong together: all are complete before the first takes its name."""
+    temporaries: dict[Path, str] = {}
+    path = Path()
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
+        for path, data in contents.items():
+            temporaries[path] = _temporary(path, data)
+        for path, temporary in list(temporaries.items()):
+            os.replace(temporary, path)
+            del temporaries[path]
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        for temporary in temporaries.values():
+            with suppress(OSError):
+                os.unlink(temporary)
+
+
+def _temporary(path: Path, data: bytes) -> str:
+    """A complete file beside `path` under a temporary name; removed again if it cannot be completed."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
+    try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
-        raise _cannot_write(path, error) from error
+    except OSError:
+        os.unlink(temporary)
+        raise
+    return temporary
 
 
 def _cannot_write(path: Path, error: OSError) -> ConvertError:

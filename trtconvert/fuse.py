@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto
 
 from trtconvert import model as onnx_model
 from trtconvert import registry
-from trtconvert.files import check_writable
+from trtconvert.files import check_outputs
 from trtconvert.graph import GraphView, TensorInfo, views
 from trtconvert.launch import Dim, Size, Tensor
 from trtconvert.match import Match, Matcher, roots
@@ -53,8 +53,10 @@ def fuse(model: str | Path, patterns: Sequence[str] = (), output: str | Path | N
     source = Path(model)
     ops = registry.by_pattern(tuple(patterns))
     if output is not None:
-        check_writable(Path(output))
+        check_outputs([Path(output)], [source])
     proto = onnx_model.load(source)
+    if output is not None:
+        check_outputs([Path(output)], onnx_model.data_files(proto, source.parent))
     onnx_model.check(proto, source)
     result = fuse_model(proto, source.parent, ops)
     if output is not None:

@@ -85,12 +85,15 @@ def path_for(plan: Path) -> Path:
     return plan.with_name(plan.name + ".json")
 
 
-def write(manifest: Manifest, plan: Path) -> Path:
-    """Write it beside the plan: UTF-8, sorted keys."""
-    text = json.dumps(dataclasses.asdict(manifest), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    path = path_for(plan)
-    write_file(path, text.encode())
-    return path
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as it stands in its file: JSON, UTF-8, sorted keys."""
+    text = json.dumps(dataclasses.asdict(manifest), indent=2, sort_keys=True, ensure_ascii=False)
+    return f"{text}\n".encode()
+
+
+def write(manifest: Manifest, plan: Path) -> None:
+    """Write it beside the plan."""
+    write_file(path_for(plan), encode(manifest))
 
 
 def read(plan: Path) -> Manifest:

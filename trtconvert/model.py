@@ -32,7 +32,7 @@ def load(path: Path) -> ModelProto:
     if path.stat().st_size == 0:
         raise ConvertError("the model file is empty (0 bytes)", where=str(path), fix="export or copy the model again")
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except (DecodeError, ValueError) as error:
         raise _not_onnx(path) from error
     except OSError as error:
@@ -57,7 +57,14 @@ def _check_external_data(model: ModelProto, folder: Path) -> None:
     for tensor in all_tensors(model.graph):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        info = ExternalDataInfo(tensor)
+        try:
+            info = ExternalDataInfo(tensor)
+        except (ValueError, TypeError) as error:
+            raise ConvertError(
+                f"tensor {tensor.name!r} has a malformed reference to external data: {error}",
+                where=str(folder),
+                fix="export the model again",
+            ) from error
         file = (root / info.location).resolve()
         if not file.is_relative_to(root) or Path(info.location).is_absolute():
             raise ConvertError(
@@ -79,6 +86,12 @@ def _check_external_data(model: ModelProto, folder: Path) -> None:
                 where=str(folder),
                 fix="copy the data file again",
             )
+
+
+def data_files(model: ModelProto, folder: Path) -> set[Path]:
+    """The external data files that the model reads."""
+    external = (t for t in all_tensors(model.graph) if t.data_location == TensorProto.EXTERNAL)
+    return {folder / ExternalDataInfo(tensor).location for tensor in external}
 
 
 def _bytes(tensor: TensorProto) -> int:
