@@ -15,8 +15,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.conftest import SAMPLES
-from trtconvert import ConvertError, files
+from tests.conftest import SAMPLES, Run, assert_clean_error
+from trtconvert import ConvertError, backend, build, files
 from trtconvert.cli import main
 
 Fails = Callable[..., str]
@@ -278,3 +278,260 @@ def test_verify(fails: Fails, relu: Path, tmp_path: Path) -> None:
     assert "manifest cannot be read" in fails("verify", plan)
     manifest.unlink()
     assert "no manifest" in fails("verify", plan)
+
+
+# --- the same through the real command line, in a process of its own ----------------------------------------------
+
+INT_OP = (
+    "from trtconvert import Op, case\n"
+    "class ModeOp(Op):\n"
+    "    mode: int = 0\n"
+    "    source = ''\n"
+    "    cases = (case((2, 2)),)\n"
+    "    def output(self, x): return x\n"
+)
+
+
+def external(path: Path, location: str, offset: str = "0") -> None:
+    """y = x + w, with w kept in another file."""
+    weight = numpy_helper.from_array(np.ones((2, 4), np.float32), "w")
+    onnx.external_data_helper.set_external_data(weight, location, 0, 32)
+    weight.ClearField("raw_data")
+    for entry in weight.external_data:
+        if entry.key == "offset":
+            entry.value = offset
+    save(path, [helper.make_node("Add", ["x", "w"], ["y"])], weights=[weight])
+
+
+def custom(path: Path, *ops: str, domain: str = "acme", **attributes: Any) -> None:
+    """A chain of nodes node_0, node_1, ... of these ops."""
+    names = ["x", *(f"t{i}" for i in range(len(ops) - 1)), "y"]
+    nodes = [
+        helper.make_node(op, [names[i]], [names[i + 1]], name=f"node_{i}", domain=domain, **attributes)
+        for i, op in enumerate(ops)
+    ]
+    save(path, nodes)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder with everything that can be wrong, each under its own name."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    relu = [helper.make_node("Relu", ["x"], ["y"], name="r")]
+    save(folder / "relu.onnx", relu)
+    save(folder / "dynamic.onnx", relu, ("N", 4))
+    (folder / "folder.onnx").mkdir()
+    for name in ("text.onnx", "text.json", "text.onnxtxt", "text.textproto"):
+        (folder / name).write_text("This is not a model.\n" * 20)
+    (folder / "empty.onnx").write_bytes(b"")
+    data = (SAMPLES / "sam_upscaler.onnx").read_bytes()
+    (folder / "cut.onnx").write_bytes(data[: len(data) // 2])
+    external(folder / "lost.onnx", "lost.data")
+    external(folder / "outside.onnx", "../w")
+    external(folder / "short.onnx", "short.data")
+    external(folder / "offset.onnx", "w.data", offset="abc")
+    for name, size in (("../w", 32), ("short.data", 31), ("w.data", 32)):
+        (folder / name).write_bytes(bytes(size))
+    custom(folder / "custom.onnx", "FusedRelux", "Mystery")
+    custom(folder / "foo.onnx", "Foo", domain="")
+    custom(folder / "alfa.onnx", "FusedRelu", alfa=0.5)
+    custom(folder / "typed.onnx", "FusedRelu", alpha=1)
+    custom(folder / "wide.onnx", "ModeOp", mode=2**31)
+    (folder / "mode.py").write_text(INT_OP)
+    (folder / "raises.py").write_text("x = 1\n\nraise RuntimeError('no such device')\n")
+    (folder / "lines.py").write_text("raise RuntimeError('one\\ntwo\\nthree\\nfour\\nfive')\n")
+    (folder / "exits.py").write_text("import sys\n\nsys.exit(0)\n")
+    (folder / "no_op.py").write_text("x = 1\n")
+    (folder / "twice.py").write_text("from trtconvert import Op\nclass FusedRelu(Op):\n    pass\n")
+    (folder / "taken.plan.json").mkdir()
+    return folder
+
+
+REFUSED = [
+    ("build none.onnx", ["model file not found", "none.onnx"]),
+    ("build folder.onnx", ["not a file", "folder.onnx"]),
+    ("build text.onnx", ["not an ONNX model", "text.onnx"]),
+    ("build text.json", ["not an ONNX model", "text.json"]),
+    ("build text.onnxtxt", ["not an ONNX model", "text.onnxtxt"]),
+    ("build text.textproto", ["not an ONNX model", "text.textproto"]),
+    ("build empty.onnx", ["0 bytes", "empty.onnx"]),
+    ("build cut.onnx", ["cut short", "cut.onnx"]),
+    ("build lost.onnx", ["'w'", "'lost.data'", "missing"]),
+    ("build outside.onnx", ["'w'", "'../w'", "outside the model's folder"]),
+    ("build short.onnx", ["'w'", "'short.data'", "cut short", "32 bytes", "31"]),
+    ("build offset.onnx", ["'w'"]),
+    ("build custom.onnx", ["FusedRelux (node_0)", "Mystery (node_1)", "nearest registered op: FusedRelu;"]),
+    ("build foo.onnx", ["Foo", "node_0"]),
+    ("build alfa.onnx", ["'alfa'", "rename it to 'alpha'", "node_0"]),
+    ("build typed.onnx", ["'alpha'", "declares float", "node_0"]),
+    ("build wide.onnx --plugin mode.py", ["'mode'", "2147483648", "32 bits", "node_0"]),
+    ("build dynamic.onnx --shape xx=1x4", ["'xx'", "did you mean 'x'?"]),
+    ("build dynamic.onnx --shape x=4x4,2x4,8x4", ["min 4 > opt 2"]),
+    (f"build dynamic.onnx --shape x=1x4,1x4,{2**63}x4", ["x", str(2**63)]),
+    ("build relu.onnx --pattern layernom-gelu", ["unknown pattern 'layernom-gelu'", "layernorm-gelu"]),
+    ("build relu.onnx --target sm_12", ["unknown target 'sm_12'", "sm_120"]),
+    ("build relu.onnx -o none/out.plan", ["output folder does not exist", "none"]),
+    ("build relu.onnx -o /proc/1/out.plan", ["cannot write", "/proc/1/out.plan"]),
+    ("build relu.onnx -o taken.plan", ["taken.plan.json"]),
+    ("build relu.onnx -o relu.onnx", ["relu.onnx"]),
+    ("build relu.onnx --plugin none.py", ["plugin file not found", "none.py"]),
+    ("build relu.onnx --plugin raises.py", ["RuntimeError: no such device", "line 3", "raises.py"]),
+    ("build relu.onnx --plugin lines.py", ["RuntimeError: one", "lines.py"]),
+    ("build relu.onnx --plugin exits.py", ["exits.py", "line 3"]),
+    ("build relu.onnx --plugin no_op.py", ["defines no Op", "no_op.py"]),
+    ("build relu.onnx --plugin twice.py", ["two ops have the name FusedRelu", "twice.py", "fused_relu.py"]),
+    ("build relu.onnx --backend rtx --timing-cache t.cache", ["has no --timing-cache"]),
+    ("verify none.plan", ["plan not found", "none.plan"]),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), REFUSED, ids=[line for line, _ in REFUSED])
+def test_command_line(line: str, words: list[str], run: Run, work: Path) -> None:
+    before = state(work.parent)
+    result = run(*line.split(), cwd=work)
+    assert_clean_error(result, *words)
+    assert state(work.parent) == before
+
+
+def test_wrong_usage(run: Run, work: Path) -> None:
+    before = state(work)
+    result = run("build", "relu.onnx", "--no-such-option", cwd=work)
+    assert result.returncode == 2
+    assert "--no-such-option" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert state(work) == before
+
+
+def test_printed_shape_pasted_on_the_command_line(run: Run, work: Path) -> None:
+    save(work / "two.onnx", [helper.make_node("Relu", ["x"], ["y"])], ("N", "L", 4))
+    before = state(work)
+    refused = run("build", "two.onnx", cwd=work)
+    assert_clean_error(refused, "x [N, L, 4]")
+    assert state(work) == before
+    flags = re.findall(r"--shape \S+", refused.stderr)
+    assert len(flags) == 1
+    built = run("build", "two.onnx", *flags[0].split(), cwd=work)
+    assert built.returncode == 0, built.stderr
+    assert state(work).keys() - before.keys() == {work / "two.plan", work / "two.plan.json"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("manifest", ["no manifest", "relu.plan.json"]),
+        ("plan", ["not the one its manifest describes", "relu.plan"]),
+        ("model", ["source model has changed", "relu.onnx"]),
+        ("inputs", ["['z']", "['x']", "in.npz"]),
+    ],
+)
+def test_verify_command_line(change: str, words: list[str], run: Run, work: Path) -> None:
+    plan = build(work / "relu.onnx").plan
+    np.savez(work / "in.npz", z=np.zeros((2, 4), np.float32))
+    if change == "manifest":
+        (work / "relu.plan.json").unlink()
+    elif change == "plan":
+        data = bytearray(plan.read_bytes())
+        data[len(data) // 2] ^= 1  # as long as before
+        plan.write_bytes(data)
+    elif change == "model":
+        save(work / "relu.onnx", [helper.make_node("Sigmoid", ["x"], ["y"])])
+    before = state(work)
+    options = ["--inputs", "in.npz"] if change == "inputs" else []
+    assert_clean_error(run("verify", plan, *options, cwd=work), *words)
+    assert state(work) == before
+
+
+def test_backend_not_installed(run: Run, work: Path) -> None:
+    if backend.installed("tensorrt"):
+        pytest.skip("it is installed here")
+    before = state(work)
+    assert_clean_error(run("build", "relu.onnx", "--backend", "tensorrt", cwd=work), "not installed", "pip install")
+    assert state(work) == before
+
+
+def damaged(path: Path) -> None:
+    """One byte of the array's data differs from what the archive's checksum says."""
+    data = bytearray(path.read_bytes())
+    data[data.find(b"NUMPY") + 140] ^= 255
+    path.write_bytes(data)
+
+
+def test_verify_inputs(fails: Fails, relu: Path, tmp_path: Path) -> None:
+    build(relu)
+    data = tmp_path / "in.npz"
+    np.savez(data)
+    text = fails("verify", "relu.plan", "--inputs", data)
+    assert "['x']" in text
+    assert "in.npz" in text
+    np.savez(data, x=np.zeros((3, 5), np.float32))
+    assert "x" in fails("verify", "relu.plan", "--inputs", data)
+    np.savez(data, x=np.array([{}], object))
+    assert "not an .npz file" in fails("verify", "relu.plan", "--inputs", data)
+    np.save(tmp_path / "one.npy", np.zeros((2, 4), np.float32))
+    assert "not an .npz file" in fails("verify", "relu.plan", "--inputs", "one.npy")
+    assert "not found" in fails("verify", "relu.plan", "--inputs", "none.npz")
+
+
+@pytest.mark.parametrize("kind", ["cut", "damaged"])
+def test_verify_inputs_from_a_broken_archive(kind: str, fails: Fails, relu: Path, tmp_path: Path) -> None:
+    build(relu)
+    data = tmp_path / "in.npz"
+    np.savez(data, x=np.zeros((2, 4), np.float32))
+    if kind == "cut":
+        data.write_bytes(data.read_bytes()[:-30])
+    else:
+        damaged(data)
+    assert "in.npz" in fails("verify", "relu.plan", "--inputs", data)
+
+
+@pytest.mark.parametrize("step", ["write", "fdopen", "fsync", "replace"])
+def test_failed_write_leaves_nothing(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the disk runs full: the old content stays, no temporary file does."""
+    path = tmp_path / "engine.plan"
+    path.write_bytes(b"old")
+
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if step == "write":
+        real = os.fdopen
+
+        def fdopen(*args: Any, **kwargs: Any) -> Any:
+            file = real(*args, **kwargs)
+            with open("/dev/full", "wb") as full_disk:
+                os.dup2(full_disk.fileno(), file.fileno())
+            return file
+
+        monkeypatch.setattr(files.os, "fdopen", fdopen)
+    else:
+        monkeypatch.setattr(files.os, step, full)
+    with pytest.raises(ConvertError, match="No space left on device") as caught:
+        files.write_file(path, b"new" * 100000)
+    monkeypatch.undo()
+    assert "engine.plan" in str(caught.value)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_full_disk_during_a_build(failing: int, relu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan and manifest belong together: whichever cannot be written, the old pair stays."""
+    build(relu)
+    save(relu, [helper.make_node("Sigmoid", ["x"], ["y"])])
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    calls: list[int] = []
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(ConvertError, match="No space"):
+        build(relu)
+    after = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    assert sorted(p.name for p in after if after[p] != before.get(p)) == []
+    assert after.keys() == before.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from trtconvert import ConvertError
@@ -16,6 +17,7 @@ from trtconvert.launch import (
     dims_used,
     encode,
     evaluate,
+    fold,
     maximum,
     minimum,
     product,
@@ -106,3 +108,89 @@ def test_format_1_is_read_forever() -> None:
     assert launch.kernel == "rows"
     assert evaluate(launch.grid[0], [(8, 197, 768)]) == 394
     assert launch.args[-1] == 1e-05
+
+
+N = Dim.of_input(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "text", "value"),
+    [
+        (N + 2, "i0.0 2 +", 5),
+        (N - 1, "i0.0 1 -", 2),
+        (N * 4, "i0.0 4 *", 12),
+        (N // 2, "i0.0 2 /", 1),
+        (2 + N, "2 i0.0 +", 5),
+        (10 - N, "10 i0.0 -", 7),
+        (4 * N, "4 i0.0 *", 12),
+        (10 // N, "10 i0.0 /", 3),
+        (ceil_div(N, 2), "i0.0 2 ^", 2),
+        (ceil_div(10, N), "10 i0.0 ^", 4),
+        (minimum(N, 2), "i0.0 2 min", 2),
+        (maximum(4, N), "4 i0.0 max", 4),
+    ],
+)
+def test_operators(size: Dim, text: str, value: int) -> None:
+    """Order of the operands counts: the text is what plans hold."""
+    assert str(size) == text
+    assert evaluate(size, SHAPES) == value
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (ceil_div(8, 4), 2),
+        (ceil_div(9, 4), 3),
+        (ceil_div(0, 4), 0),
+        (minimum(3, 2), 2),
+        (maximum(3, 2), 3),
+        (product(()), 1),
+        (product((5, 0)), 0),
+        (Tensor("float32", ()).size, 1),
+        (N * 1, N),
+        (1 * N, N),
+        (product((1, N, 1)), N),
+    ],
+)
+def test_constants_are_folded(size: Dim | int, expected: Dim | int) -> None:
+    assert size == expected
+    assert type(size) is type(expected)
+
+
+def test_fold_in_another_algebra() -> None:
+    """What the build does with TensorRT's expressions: constants, dimensions and operators, left before right."""
+    size = ceil_div(N * 4 - Dim.of_input(1, 1), 8)
+    assert fold(size, str, lambda t, a: f"d{t}{a}", lambda op, a, b: f"({a}{op}{b})") == "(((d00*4)-d11)^8)"
+    assert fold(7, str, lambda t, a: "", lambda op, a, b: "") == "7"
+
+
+@pytest.mark.parametrize("argument", [0, -1, 2**40, 0.1, -1e-38, 3.0, 1e300, np.float64(0.1), np.int64(3)])
+def test_argument_round_trip(argument: int | float) -> None:
+    """Numbers come back exactly, and as an int or a float: numpy's, which arithmetic on constants yields, as well."""
+    (again,) = decode(encode(Launch("k", (1, 1, 1), (1, 1, 1), (argument,)))).args
+    assert again == argument
+    assert type(again) is (float if isinstance(argument, float) else int)
+
+
+def test_expressions_round_trip_everywhere() -> None:
+    launch = Launch("k", (N, N * 2, 1), (N + 1, 1, N), (N - 1, Tensor("", (), "out 1")), shared=N * 16)
+    assert decode(encode(launch)) == launch
+    assert dims_used(launch) == ((0, 0),)
+
+
+@pytest.mark.parametrize("value", [float("-inf"), np.float64("nan")])
+def test_no_number_among_arguments(value: float) -> None:
+    with pytest.raises(ConvertError, match="kernel k: argument"):
+        encode(Launch("k", (1, 1, 1), (1, 1, 1), (3, value)))
+
+
+def test_far_newer_format_says_what_to_do() -> None:
+    with pytest.raises(ConvertError, match="format 117") as caught:
+        decode("trtconvert-launch 117\nsomething this version cannot know\n")
+    assert "upgrade trtconvert" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "trtconvert-launch", "trtconvert-launch x", "trtconvert-launch 1\nkernel k\n"])
+def test_damaged_text(text: str) -> None:
+    with pytest.raises(ConvertError):
+        decode(text)

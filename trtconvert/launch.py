@@ -198,23 +198,32 @@ def encode(launch: Launch, op: str = "", attributes: Mapping[str, object] | None
         elif isinstance(arg, float):
             if not math.isfinite(arg):
                 raise ConvertError(f"kernel {launch.kernel}: argument {arg} is not a finite number")
-            lines.append(f"arg float {arg!r}")
+            lines.append(f"arg float {float(arg)!r}")
         else:
             lines.append(f"arg int {arg}")
     return "\n".join([*lines, "end", ""])
 
 
 def decode(text: str) -> Launch:
-    """Read the text form; ConvertError when a newer trtconvert wrote it."""
-    header, *lines = text.strip().splitlines()
+    """Read the text form; ConvertError when it is damaged, or a newer trtconvert wrote it."""
+    header, *lines = text.strip().splitlines() or [""]
     word, _, number = header.partition(" ")
-    if word != MAGIC:
+    if word != MAGIC or not number.isdigit():
         raise ConvertError("the plugin's launch description is not one of trtconvert's", where=header[:60])
     if int(number) > FORMAT:
         raise ConvertError(
             f"the plan's plugins use launch format {number}, this trtconvert reads up to {FORMAT}",
             fix="upgrade trtconvert on this machine, or build the plan again with this version",
         )
+    try:
+        return _decode_lines(lines)
+    except (KeyError, ValueError, IndexError) as error:
+        raise ConvertError(
+            f"the plugin's launch description is damaged: {error}", fix="copy the plan again, or build it again"
+        ) from error
+
+
+def _decode_lines(lines: list[str]) -> Launch:
     parts: dict[str, str] = {}
     args: list[Argument] = []
     for line in lines:

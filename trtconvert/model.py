@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -173,9 +174,17 @@ def check(model: ModelProto, path: Path | None = None) -> None:
         first = next((line for line in str(error).splitlines() if line.strip()), "unknown fault")
         if "Field 'shape' of 'type' is required" in first:
             return  # an input or output of unknown rank: the checker minds, ONNX and its tools do not
-        raise ConvertError(f"the model is not valid ONNX: {first}", where=str(path) if path else None) from error
+        raise ConvertError(f"the model is not valid ONNX: {first}", where=_where(model, str(error), path)) from error
     except ValueError as error:
         raise ConvertError(f"the model cannot be checked: {error}", where=str(path) if path else None) from error
+
+
+def _where(model: ModelProto, message: str, path: Path | None) -> str | None:
+    """The file, and the node: the checker names only its op type when it has no schema for it."""
+    unknown = re.search(r"No Op registered for (\w+)", message)
+    named = [n.name or n.output[0] for n in all_nodes(model) if unknown and n.op_type == unknown[1]]
+    parts = [*([str(path)] if path else []), *([f"node {', '.join(named[:3])}"] if named else [])]
+    return ", ".join(parts) or None
 
 
 # --- walking -------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def _load_entry_points() -> None:
     for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name):
         try:
             loaded = entry.load()
-        except Exception as error:  # third-party code may raise anything
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
             raise _failed(f"entry point {entry.name} = {entry.value}", error) from error
         if not (isinstance(loaded, type) and issubclass(loaded, Op)):
             raise ConvertError(f"entry point {entry.name} = {entry.value} is not an Op class")
@@ -83,7 +83,7 @@ def load_file(path: Path) -> list[type[Op]]:
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             del sys.modules[name]
             raise _failed(str(path), error) from error
     module = sys.modules[name]
@@ -94,12 +94,13 @@ def load_file(path: Path) -> list[type[Op]]:
     return [register(op) for op in found]
 
 
-def _failed(where: str, error: Exception) -> ConvertError:
+def _failed(where: str, error: BaseException) -> ConvertError:
     if isinstance(error, ConvertError):
         return error
     frames = traceback.extract_tb(error.__traceback__)
     line = f", line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
-    return ConvertError(f"the plugin could not be loaded: {type(error).__name__}: {error}", where=f"{where}{line}")
+    reason = next(iter(str(error).splitlines()), "")
+    return ConvertError(f"the plugin could not be loaded: {type(error).__name__}: {reason}", where=f"{where}{line}")
 
 
 def find(name: str) -> type[Op] | None:

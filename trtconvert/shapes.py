@@ -38,7 +38,7 @@ def parse(texts: Sequence[str]) -> dict[str, Range]:
             shapes = [tuple(int(d) for d in part.split("x")) if part else () for part in value.split(",")]
         except ValueError:
             shapes = []
-        if not name or len(shapes) not in (1, 3) or any(d < 0 for shape in shapes for d in shape):
+        if not name or len(shapes) not in (1, 3) or not all(0 <= d < 2**63 for shape in shapes for d in shape):
             raise ConvertError(
                 f"cannot read --shape {text!r}",
                 fix="write --shape NAME=1x3x224x224, or --shape NAME=MIN,OPT,MAX such as x=1x3x224x224,4x3x224x224,8x3x224x224",
@@ -66,8 +66,7 @@ def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
     notices: list[str] = []
     carried = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), "")
     if carried and not given:
-        given = parse(carried.split())
-        notices.append(f"shapes from the model's metadata ({METADATA_KEY}): {carried}")
+        return _from_metadata(model, carried)
     for name in given:
         if name not in inputs:
             near = difflib.get_close_matches(name, inputs, 1)
@@ -81,6 +80,7 @@ def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
         if shape is None:
             if name not in given:
                 raise ConvertError(f"the rank of input {name!r} is unknown", fix=f"say it: --shape {name}=1x3x224x224")
+            _check(name, (None,) * len(given[name].opt), given[name])
             ranges[name] = given[name]
         elif name in given:
             _check(name, shape, given[name])
@@ -98,6 +98,19 @@ def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
         raise _missing(missing)
     _check_names(inputs, ranges)
     return Profile(ranges, tuple(notices))
+
+
+def _from_metadata(model: ModelProto, carried: str) -> Profile:
+    """The profile that the model itself asks for; a fault in it is not one of `--shape`."""
+    try:
+        found = profile(model, parse(carried.split()))
+    except ConvertError as error:
+        raise ConvertError(
+            f"the shapes in the model's metadata do not fit: {error.what}",
+            where=f"metadata {METADATA_KEY} = {carried!r}",
+            fix="correct the metadata, or give --shape",
+        ) from error
+    return Profile(found.ranges, (f"shapes from the model's metadata ({METADATA_KEY}): {carried}", *found.notices))
 
 
 def _check(name: str, shape: tuple[int | str | None, ...], given: Range) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import platform
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,9 +174,9 @@ def _from_file(path: Path, described: Manifest) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise ConvertError("input file not found", where=str(path))
     try:
-        with np.load(path, allow_pickle=False) as data:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
             arrays = {name: data[name] for name in data.files}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise ConvertError(f"not an .npz file: {error}", where=str(path), fix="write it with numpy.savez") from error
     expected = {io.name: io.dtype for io in described.onnx_inputs}
     if set(arrays) != set(expected):
@@ -185,6 +186,12 @@ def _from_file(path: Path, described: Manifest) -> dict[str, NDArray[Any]]:
     for name, array in arrays.items():
         if array.dtype.name != expected[name]:
             raise ConvertError(f"array {name!r} is {array.dtype}, the model takes {expected[name]}", where=str(path))
+    for io in described.onnx_inputs:
+        got, declared = arrays[io.name].shape, io.shape
+        if declared is None:
+            continue
+        if len(got) != len(declared) or any(isinstance(d, int) and d != g for d, g in zip(declared, got, strict=True)):
+            raise ConvertError(f"array {io.name!r} has shape {list(got)}, the model takes {declared}", where=str(path))
     return arrays
 
 
