@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -35,6 +36,23 @@ EXPECTED = {
     "wav2vec2_features_dynamic": (3, 3),
 }
 pytestmark = pytest.mark.skipif(gpu.current() is not None, reason="asserts ahead-of-time builds, as on a CPU")
+
+
+def custom_model(path: Path, op_type: str, function: onnx.FunctionProto | None = None) -> Path:
+    """x -> y by one node acme::op_type, with the model's own definition of it if one is given."""
+    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy"]
+    node = helper.make_node(op_type, ["x"], ["y"], domain="acme")
+    graph = helper.make_graph([node], "g", value[:1], value[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
+    functions = [function] if function else []
+    onnx.save(helper.make_model(graph, functions=functions, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
+def definition(op_type: str, standard: str) -> onnx.FunctionProto:
+    """acme::op_type as a function of one standard op."""
+    node = helper.make_node(standard, ["x"], ["y"])
+    return helper.make_function("acme", op_type, ["x"], ["y"], [node], [helper.make_opsetid("", 17)])
 
 
 def test_the_table_names_every_sample() -> None:
@@ -156,14 +174,7 @@ def test_a_fused_file_builds_with_its_plugins(tmp_path: Path) -> None:
 
 def test_local_function_named_like_a_standard_op(tmp_path: Path) -> None:
     """TensorRT's parser would import the standard Relu; the function is inlined instead."""
-    sigmoid = helper.make_function(
-        "acme", "Relu", ["x"], ["y"], [helper.make_node("Sigmoid", ["x"], ["y"])], [helper.make_opsetid("", 17)]
-    )
-    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy"]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], domain="acme")], "g", value[:1], value[1:])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, functions=[sigmoid], opset_imports=opsets, ir_version=8), path)
+    path = custom_model(tmp_path / "m.onnx", "Relu", definition("Relu", "Sigmoid"))
     from trtconvert.lower import lower
 
     lowered, plugins = lower(onnx.load(path))
@@ -174,14 +185,7 @@ def test_local_function_named_like_a_standard_op(tmp_path: Path) -> None:
 
 def test_local_function_named_like_one_of_our_ops(tmp_path: Path) -> None:
     """The model's own definition counts, not the plugin of that name."""
-    theirs = helper.make_function(
-        "acme", "FusedRelu", ["x"], ["y"], [helper.make_node("Tanh", ["x"], ["y"])], [helper.make_opsetid("", 17)]
-    )
-    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy"]
-    graph = helper.make_graph([helper.make_node("FusedRelu", ["x"], ["y"], domain="acme")], "g", value[:1], value[1:])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, functions=[theirs], opset_imports=opsets, ir_version=8), path)
+    path = custom_model(tmp_path / "m.onnx", "FusedRelu", definition("FusedRelu", "Tanh"))
     result = build(path)
     assert result.plugin_nodes == []
     assert plugins_in(result.plan.read_bytes()) == []
@@ -200,15 +204,24 @@ def test_op_that_fails_inside_tensorrt(tmp_path: Path) -> None:
         "    def output(self, x): return x\n"
         "    def launch(self, x, y): return Launch('k', (1, 1, 1), (1, 1, 1), ())\n"
     )
-    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy"]
-    graph = helper.make_graph([helper.make_node("Broken", ["x"], ["y"], domain="acme")], "g", value[:1], value[1:])
-    model = tmp_path / "m.onnx"
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), model)
+    model = custom_model(tmp_path / "m.onnx", "Broken")
     with pytest.raises(ConvertError, match=r"does not compile for sm_80.*undeclared"):
         build(model, options=BuildOptions(plugins=(plugin,)))
     assert not (tmp_path / "m.plan").exists()
     build(SAMPLES / "tanh_gelu.onnx", tmp_path / "good.plan")
+
+
+def test_source_digest_is_the_file_s(tmp_path: Path) -> None:
+    """What sha256sum prints; with external data, its bytes follow the file's."""
+    described = build(SAMPLES / "tanh_gelu.onnx", tmp_path / "a.plan").manifest
+    data = (SAMPLES / "tanh_gelu.onnx").read_bytes()
+    assert described.model_sha256 == hashlib.sha256(data).hexdigest()
+    model = tmp_path / "m.onnx"
+    onnx.save(
+        onnx.load(SAMPLES / "tanh_gelu.onnx"), model, save_as_external_data=True, location="w", size_threshold=1024
+    )
+    both = model.read_bytes() + (tmp_path / "w").read_bytes()
+    assert build(model).manifest.model_sha256 == hashlib.sha256(both).hexdigest()
 
 
 def test_options_reach_the_manifest(tmp_path: Path) -> None:

@@ -281,6 +281,18 @@ def test_gelu_moves_before_a_transpose(tmp_path: Path) -> None:
     same(result.model, proto)
 
 
+def test_channel_first_without_scale_and_bias(tmp_path: Path) -> None:
+    """The missing inputs get one value a channel, and the channels are those of axis 1."""
+    nodes = [n for n in layer_norm(axes=(1,)) if n.output[0] not in ("ng", "z")]
+    nodes[-1].output[0] = "z"
+    proto = model([*nodes, *GELU], shape=(2, 6, C))
+    result = fused(proto, tmp_path)
+    assert [f.attributes["axis"] for f in result.fusions] == [1], result.near_misses
+    added = {t.name: list(t.dims) for t in result.model.graph.initializer}
+    assert list(added.values())[-2:] == [[6], [6]]
+    same(result.model, proto)
+
+
 def test_sibling_consumers_keep_their_input(tmp_path: Path) -> None:
     result = fused(model([*NORMS["op"], *GELU, op("Neg", "x", "w")], outputs=("y", "w")), tmp_path)
     assert len(result.fusions) == 1

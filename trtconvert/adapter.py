@@ -105,7 +105,7 @@ def ensure_creator(backend: Backend, name: str, version: str, namespace: str, op
             )
         _creators[key] = creator
     if op is not None:
-        _creators[key].op = op
+        _creators[key].serve(op)
 
 
 @dataclass(frozen=True)
@@ -286,10 +286,10 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             self.name, self.plugin_version, self.plugin_namespace = name, version, namespace
             self._set_fields({})
 
-        def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, value)
-            if name == "op" and value is not None:
-                self._set_fields(value.attributes())
+        def serve(self, op: type[Op]) -> None:
+            """Build plugins of this op, whose attributes are the fields that the parser passes on."""
+            self.op = op
+            self._set_fields(op.attributes())
 
         def _set_fields(self, attributes: Mapping[str, type]) -> None:
             types = {float: trt.PluginFieldType.FLOAT32, int: trt.PluginFieldType.INT32, str: trt.PluginFieldType.CHAR}

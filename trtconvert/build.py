@@ -50,15 +50,15 @@ def build(
     options = options or BuildOptions()
     source = Path(model)
     plan = Path(output) if output is not None else source.with_suffix(".plan")
-    check_outputs((plan, manifest.path_for(plan)), (source, *map(Path, options.plugins)))
+    proto = onnx_model.load(source)
+    inputs = (source, *map(Path, options.plugins), *onnx_model.data_files(proto, source.parent))
+    check_outputs((plan, manifest.path_for(plan)), inputs)
     for file in options.plugins:
         registry.load_file(file)
     backend = select(options.backend)
     targets = choose_targets(options, backend)
-    proto = onnx_model.load(source)
-    check_outputs((plan, manifest.path_for(plan)), onnx_model.data_files(proto, source.parent))
     onnx_model.check(proto, source)
-    digest = onnx_model.sha256(proto, source.parent)
+    digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
     profile = shapes.profile(proto, options.shapes)
     ops = registry.by_pattern(options.patterns)
     fused = fuse_model(proto, source.parent, ops) if options.fuse else None
@@ -73,7 +73,7 @@ def build(
         plan_bytes=len(data),
         model=_relative(source, plan),
         model_sha256=digest,
-        fused_sha256=onnx_model.sha256(proto, source.parent),
+        fused_sha256=onnx_model.sha256(onnx_model.serialize(proto), proto, source.parent),
         patterns=[op.pattern for op in ops] if options.fuse else [],
         fusions=[dataclasses.asdict(f) for f in fused.fusions] if fused else [],
         targets=list(targets),
@@ -94,7 +94,7 @@ def build(
         fused.fusions if fused else [],
         fused.near_misses if fused else [],
         plugin_nodes,
-        [*profile.notices, *network.notices],
+        list(profile.notices),
         time.monotonic() - started,
     )
 

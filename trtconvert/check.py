@@ -15,9 +15,8 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
-from onnx.reference import ReferenceEvaluator
 
-from trtconvert import gpu, launch, registry
+from trtconvert import gpu, launch, reference, registry
 from trtconvert import model as onnx_model
 from trtconvert.adapter import compile_op
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS
@@ -30,12 +29,12 @@ from trtconvert.model import numpy_dtype
 from trtconvert.network import BuildOptions
 from trtconvert.op import Case, Op
 from trtconvert.rewrite import DOMAIN, add_bodies
+from trtconvert.shapes import Range
 
 OPSETS = (17, 20)
 # Relative L2 against the float64 reference: rounding of the output, and of the inputs where a body computes in them.
 KERNEL_TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}
 BODY_TOLERANCE = 1e-5
-ENGINE_TOLERANCE = KERNEL_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def _bodies(op: type[Op]) -> str:
                 continue  # onnxruntime's own kernels do not all take empty tensors
             where = f"case {tested}, opset {opset}"
             model = node_model(op, tested, "float32", opset)
-            add_bodies(model, Path())
+            add_bodies(model)
             onnx_model.check(model)
             arrays = random_inputs(tested, "float32")
             outputs = _run_body(model, dict(zip(op.inputs(), arrays, strict=True)))
@@ -172,15 +171,10 @@ def _bodies(op: type[Op]) -> str:
 def _run_body(model: ModelProto, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
     """The model's outputs in onnxruntime; in ONNX's reference evaluator where onnxruntime's kernels refuse the input (a
     row of one element, in older versions)."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     try:
-        return list(session.run(None, feeds))
+        return list(reference.session(model).run(None, feeds))
     except onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument:
-        inlined = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(model))
-        return list(ReferenceEvaluator(inlined).run(None, feeds))
+        return list(reference.evaluator(model).run(None, feeds))
 
 
 def _found_again(op: type[Op], tested: Case, model: ModelProto, where: str) -> None:
@@ -261,19 +255,16 @@ def _plans(op: type[Op]) -> Iterator[tuple[Case, str, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         for tested in op.cases:
             for dtype in op.dtypes:
-                yield tested, dtype, _plan(op, tested, dtype, Path(folder)).read_bytes()
+                yield tested, dtype, node_plan(op, tested, dtype, Path(folder)).read_bytes()
 
 
-def _plan(op: type[Op], tested: Case, dtype: str, folder: Path) -> Path:
-    from trtconvert.shapes import parse
-
-    model = node_model(op, tested, dtype)
+def node_plan(op: type[Op], tested: Case, dtype: str, folder: Path) -> Path:
+    """Build `node_model` in the folder; dynamic from 1 (0 for an empty case) to the case's size."""
     path = folder / "node.onnx"
-    path.write_bytes(onnx_model.serialize(model))
-    shape = tested.shapes[0]
-    rest = "".join(f"x{d}" for d in shape[1:])
-    low, high = min(1, shape[0]), max(1, shape[0])
-    shapes = parse([f"{op.inputs()[0]}={low}{rest},{high}{rest},{high}{rest}"]) if len(shape) > 1 else {}
+    path.write_bytes(onnx_model.serialize(node_model(op, tested, dtype)))
+    first, *rest = tested.shapes[0]
+    low, high = (min(1, first), *rest), (max(1, first), *rest)
+    shapes = {op.inputs()[0]: Range(low, high, high)} if rest else {}
     return build(path, folder / "node.plan", BuildOptions(fuse=False, shapes=shapes)).plan
 
 
@@ -310,25 +301,27 @@ def run_kernel(op: Op, arrays: list[NDArray[Any]], dtype: str) -> list[NDArray[A
 
 
 def _kernels(op: type[Op]) -> str:
-    worst: dict[str, float] = {}
-    for dtype in op.dtypes:
-        for tested in op.cases:
-            made, arrays = instance(op, tested), random_inputs(tested, dtype)
-            for got, want in zip(run_kernel(made, arrays, dtype), expected(made, arrays), strict=True):
-                difference = _compare(got, want, KERNEL_TOLERANCE[dtype], f"kernel, case {tested}, {dtype}")
-                worst[dtype] = max(worst.get(dtype, 0.0), difference)
-    return "worst relative L2: " + ", ".join(f"{d} {v:.1e}" for d, v in worst.items())
+    return _worst(op, "kernel", lambda tested, dtype, arrays: run_kernel(instance(op, tested), arrays, dtype))
 
 
 def _engines(op: type[Op]) -> str:
-    worst: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for dtype in op.dtypes:
-            for tested in op.cases:
-                made, arrays = instance(op, tested), random_inputs(tested, dtype)
-                engine = load_engine(_plan(op, tested, dtype, Path(folder)))
-                outputs = list(engine.run(dict(zip(op.inputs(), arrays, strict=True))).values())
-                for got, want in zip(outputs, expected(made, arrays), strict=True):
-                    difference = _compare(got, want, ENGINE_TOLERANCE[dtype], f"engine, case {tested}, {dtype}")
-                    worst[dtype] = max(worst.get(dtype, 0.0), difference)
+
+        def run(tested: Case, dtype: str, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+            engine = load_engine(node_plan(op, tested, dtype, Path(folder)))
+            return list(engine.run(dict(zip(op.inputs(), arrays, strict=True))).values())
+
+        return _worst(op, "engine", run)
+
+
+def _worst(op: type[Op], what: str, run: Callable[[Case, str, list[NDArray[Any]]], list[NDArray[Any]]]) -> str:
+    """Run every case in every dtype against the reference; the largest differences, by dtype."""
+    worst: dict[str, float] = {}
+    for dtype in op.dtypes:
+        for tested in op.cases:
+            arrays = random_inputs(tested, dtype)
+            wanted = expected(instance(op, tested), arrays)
+            for got, want in zip(run(tested, dtype, arrays), wanted, strict=True):
+                difference = _compare(got, want, KERNEL_TOLERANCE[dtype], f"{what}, case {tested}, {dtype}")
+                worst[dtype] = max(worst.get(dtype, 0.0), difference)
     return "worst relative L2: " + ", ".join(f"{d} {v:.1e}" for d, v in worst.items())

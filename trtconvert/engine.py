@@ -35,7 +35,7 @@ class PluginInPlan:
 def plugins_in(plan: bytes) -> list[PluginInPlan]:
     """The trtconvert plugins in a plan, read from the launch descriptions that it carries. Needs no GPU.
 
-    A plan for several targets holds each layer once a target.
+    TensorRT serializes a layer more than once, so the same one may appear again.
     """
     found = []
     for match in re.finditer(rb"%s \d+\n.*?\nend\n" % launch.MAGIC.encode(), plan, re.DOTALL):
@@ -54,8 +54,7 @@ def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
     NoUsableGpuError where no GPU can run it.
     """
     path = Path(plan)
-    described = manifest.read(path) if manifest.path_for(path).is_file() or not path.is_file() else None
-    data = manifest.check_plan(described, path) if described else path.read_bytes()
+    data, described = manifest.read_plan(path)
     gpu.require()
     chosen = select(described.backend if described and backend == "auto" else backend)
     if described and chosen.is_rtx and described.backend_version != chosen.version:
@@ -104,7 +103,7 @@ class Engine:
 
     def _io(self, name: str) -> IO:
         dtype = adapter.dtype_name(self.engine.get_tensor_dtype(name))
-        return IO(name, dtype, list(adapter.sizes(self.engine.get_tensor_shape(name))))
+        return IO(name, dtype, [*adapter.sizes(self.engine.get_tensor_shape(name))])
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run once on host arrays and wait for the results. ConvertError for a missing name, wrong dtype or shape."""

@@ -52,11 +52,9 @@ def fuse(model: str | Path, patterns: Sequence[str] = (), output: str | Path | N
     """
     source = Path(model)
     ops = registry.by_pattern(tuple(patterns))
-    if output is not None:
-        check_outputs([Path(output)], [source])
     proto = onnx_model.load(source)
     if output is not None:
-        check_outputs([Path(output)], onnx_model.data_files(proto, source.parent))
+        check_outputs([Path(output)], [source, *onnx_model.data_files(proto, source.parent)])
     onnx_model.check(proto, source)
     result = fuse_model(proto, source.parent, ops)
     if output is not None:
@@ -156,15 +154,12 @@ class _Finder:
             rank = len(result.shape) if result.shape is not None else None
             if rank is None:
                 raise _Refused(f"the rank of {data} is unknown")
-        parameters = {name: self._parameter(name, match, rank or 0, info) for name in op.inputs()[1:]}
-        for name, parameter in list(parameters.items()):
-            if parameter is None:
-                parameters[name] = self._default(op, name, match, parameters, info)
+        axis = int(attributes.get("axis", -1))
+        parameters = {name: self._parameter(op, name, match, rank or 0, info, axis) for name in op.inputs()[1:]}
         reason = instance.accepts(*self._symbols(op, data, rank or 0, parameters))
         if reason is not None:
             raise _Refused(reason)
-        known = {name: value for name, value in parameters.items() if value is not None}
-        return Site(instance, pattern, match, output, info.dtype, rank, known)
+        return Site(instance, pattern, match, output, info.dtype, rank, parameters)
 
     def _check_interior(self, match: Match, output: str) -> None:
         """Whatever is made inside, but for the result, must be read inside only."""
@@ -179,47 +174,41 @@ class _Finder:
                     node = self.view.graph.node[outside[0]]
                     raise _Refused(f"{tensor} inside it is also read by {node.name or node.op_type}")
 
-    def _parameter(self, name: str, match: Match, rank: int, data: TensorInfo) -> NDArray[Any] | str | None:
-        """A per-channel input as the op wants it, [C]: a constant, or a tensor that has that shape already."""
+    def _parameter(
+        self, op: type[Op], name: str, match: Match, rank: int, data: TensorInfo, axis: int
+    ) -> NDArray[Any] | str:
+        """A per-channel input as the op wants it, [C]: a constant, or a tensor that has that shape already. axis: where
+        the op's data has its channels."""
         if name not in match.bound:
-            return None
-        tensor, axis = match.bound[name], match.channel_axis.get(name, -1)
+            if name not in op.defaults:
+                raise _Refused(f"its input {name} is missing")
+            return np.full(self._channels(match, data, axis), op.defaults[name], numpy_dtype(data.dtype))
+        tensor, seen_axis = match.bound[name], match.channel_axis.get(name, -1)
         value = self.view.constant(tensor)
         shape = self.view.info(tensor).shape if value is None else value.shape
         if shape is None:
             raise _Refused(f"the shape of {tensor} ({name}) is unknown")
-        trailing = 0 if axis == -1 else rank - 1 - axis
+        trailing = 0 if seen_axis == -1 else rank - 1 - seen_axis
         position = len(shape) - 1 - trailing
         if len(shape) > rank or any(d != 1 for i, d in enumerate(shape) if i != position):
             raise _Refused(f"{tensor} ({name}) has shape {list(shape)}, which is not one value a channel")
         if value is not None and value.size > 1:
             return value.reshape(-1)
         if value is not None:
-            channels = self._channels(match, data)
-            return np.full(channels, value.reshape(-1)[0], value.dtype)
+            return np.full(self._channels(match, data, axis), value.reshape(-1)[0], value.dtype)
         if len(shape) != 1 or shape[0] == 1 or not isinstance(shape[0], int):
             raise _Refused(f"{tensor} ({name}) is not a constant and has shape {list(shape)}, not [C]")
         return tensor
 
-    def _channels(self, match: Match, data: TensorInfo) -> int:
-        """C, from the data's shape or from any per-channel input."""
-        for name, axis in match.channel_axis.items():
-            if data.shape is not None and isinstance(size := data.shape[axis], int):
-                return size
-            value = self.view.constant(match.bound[name])
-            if value is not None and value.size > 1:
-                return int(value.size)
-        if data.shape is not None and isinstance(size := data.shape[-1], int):
+    def _channels(self, match: Match, data: TensorInfo, axis: int) -> int:
+        """C, from the data's shape or from any per-channel constant."""
+        if data.shape is not None and isinstance(size := data.shape[axis], int):
             return size
-        raise _Refused("the number of channels is unknown")
-
-    def _default(self, op: type[Op], name: str, match: Match, others: dict[str, Any], data: TensorInfo) -> NDArray[Any]:
-        if name not in op.defaults:
-            raise _Refused(f"its input {name} is missing")
-        channels = next((v.size for v in others.values() if isinstance(v, np.ndarray)), 0) or self._channels(
-            match, data
-        )
-        return np.full(channels, op.defaults[name], numpy_dtype(data.dtype))
+        constants = (self.view.constant(match.bound[name]) for name in match.channel_axis)
+        size = next((value.size for value in constants if value is not None and value.size > 1), None)
+        if size is None:
+            raise _Refused("the number of channels is unknown")
+        return int(size)
 
     def _symbols(self, op: type[Op], data: str, rank: int, parameters: dict[str, Any]) -> list[Tensor]:
         """The op's inputs as `accepts` sees them; where the data's channel count is unknown it stays a Dim."""

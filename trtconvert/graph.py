@@ -51,10 +51,7 @@ def describe(info: ValueInfoProto) -> TensorInfo:
     kind = info.type.tensor_type
     shape: tuple[int | str | None, ...] | None = None
     if kind.HasField("shape"):
-        shape = tuple(
-            d.dim_value if d.HasField("dim_value") else (d.dim_param or None if d.HasField("dim_param") else None)
-            for d in kind.shape.dim
-        )
+        shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim)
     return TensorInfo(dtype_name(kind.elem_type) if kind.elem_type else "", shape)
 
 

@@ -92,9 +92,14 @@ def include_dir() -> str:
 
 def _compile(name: str, source: str, common: str, macros: tuple[tuple[str, str], ...], arch: str) -> bytes:
     nvrtc = _nvrtc()
-    status, program = nvrtc.nvrtcCreateProgram(
-        source.encode(), f"{name}.cu".encode(), 1, [common.encode()], [b"common.cuh"]
-    )
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 1, [common.encode()], [b"common.cuh"])
+    try:
+        return _compile_program(nvrtc, program, name, macros, arch)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _compile_program(nvrtc: Any, program: Any, name: str, macros: tuple[tuple[str, str], ...], arch: str) -> bytes:
     options = [f"--gpu-architecture={arch}", "--std=c++17", f"--include-path={include_dir()}"]
     options += [f"--define-macro={key}={value}" for key, value in macros]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
@@ -104,11 +109,10 @@ def _compile(name: str, source: str, common: str, macros: tuple[tuple[str, str],
             where=", ".join(f"{key}={value}" for key, value in macros),
             fix="correct the kernel's source; `trtconvert plugins check` compiles it for every target",
         )
-    want = ("CUBIN" if arch.startswith("sm_") else "PTX") + "{}"
-    (_, size) = getattr(nvrtc, "nvrtcGet" + want.format("Size"))(program)
+    kind = "CUBIN" if arch.startswith("sm_") else "PTX"
+    _, size = getattr(nvrtc, f"nvrtcGet{kind}Size")(program)
     image = bytearray(size)
-    getattr(nvrtc, "nvrtcGet" + want.format(""))(program, image)
-    nvrtc.nvrtcDestroyProgram(program)
+    getattr(nvrtc, f"nvrtcGet{kind}")(program, image)
     return bytes(image)
 
 

@@ -123,6 +123,14 @@ def read(plan: Path) -> Manifest:
         ) from error
 
 
+def read_plan(plan: Path) -> tuple[bytes, Manifest | None]:
+    """A plan and its manifest, checked against each other; None if it has no manifest beside it."""
+    if plan.is_file() and not path_for(plan).is_file():
+        return plan.read_bytes(), None
+    described = read(plan)
+    return check_plan(described, plan), described
+
+
 def check_plan(manifest: Manifest, plan: Path) -> bytes:
     """The plan's bytes, checked against the manifest's digest."""
     data = plan.read_bytes()

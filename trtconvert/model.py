@@ -55,9 +55,7 @@ def _not_onnx(path: Path) -> ConvertError:
 def _check_external_data(model: ModelProto, folder: Path) -> None:
     """Every external tensor must lie inside the model's folder, exist and be long enough."""
     root = folder.resolve()
-    for tensor in all_tensors(model.graph):
-        if tensor.data_location != TensorProto.EXTERNAL:
-            continue
+    for tensor in external_tensors(model):
         try:
             info = ExternalDataInfo(tensor)
         except (ValueError, TypeError) as error:
@@ -91,8 +89,7 @@ def _check_external_data(model: ModelProto, folder: Path) -> None:
 
 def data_files(model: ModelProto, folder: Path) -> set[Path]:
     """The external data files that the model reads."""
-    external = (t for t in all_tensors(model.graph) if t.data_location == TensorProto.EXTERNAL)
-    return {folder / ExternalDataInfo(tensor).location for tensor in external}
+    return {folder / ExternalDataInfo(tensor).location for tensor in external_tensors(model)}
 
 
 def _bytes(tensor: TensorProto) -> int:
@@ -104,12 +101,10 @@ def _bytes(tensor: TensorProto) -> int:
 def save(model: ModelProto, path: Path, source: Path) -> None:
     """Write the model whole or not at all. External tensors, found beside `source`, move into `<name>.data` when the
     model changes folder; in the same folder they stay where they are."""
-    external = [t for t in all_tensors(model.graph) if t.data_location == TensorProto.EXTERNAL]
-    if external and path.parent.resolve() != source.parent.resolve():
+    if external_tensors(model) and path.parent.resolve() != source.parent.resolve():
         model = copy(model)
-        for tensor in all_tensors(model.graph):
-            if tensor.data_location == TensorProto.EXTERNAL:
-                load_external_data_for_tensor(tensor, str(source.parent))
+        for tensor in external_tensors(model):
+            load_external_data_for_tensor(tensor, str(source.parent))
         data = path.with_name(path.name + ".data")
         write_file(data, b"".join(_externalize(model, data.name)))
     write_file(path, serialize(model))
@@ -141,15 +136,13 @@ def serialize(model: ModelProto) -> bytes:
         ) from error
 
 
-def sha256(model: ModelProto, folder: Path) -> str:
-    """Digest of the model and of the external data it names."""
-    digest = hashlib.sha256(serialize(model))
-    names = {ExternalDataInfo(t).location for t in all_tensors(model.graph) if t.data_location == TensorProto.EXTERNAL}
-    for name in sorted(names):
-        with (folder / name).open("rb") as file:
-            digest.update(
-                hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else file.read()
-            )
+def sha256(data: bytes, model: ModelProto, folder: Path) -> str:
+    """Digest of a model's bytes, followed by those of its external data files; without such files that of the file."""
+    digest = hashlib.sha256(data)
+    for path in sorted(data_files(model, folder)):
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -221,6 +214,11 @@ def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
             for attribute in node.attribute:
                 if attribute.type == AttributeProto.TENSOR:
                     yield attribute.t
+
+
+def external_tensors(model: ModelProto) -> list[TensorProto]:
+    """The tensors whose data lies in a file beside the model."""
+    return [t for t in all_tensors(model.graph) if t.data_location == TensorProto.EXTERNAL]
 
 
 def captured(node: NodeProto) -> set[str]:

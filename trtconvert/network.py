@@ -94,7 +94,6 @@ class Network:
     ) -> None:
         self.backend, self.options, self.targets = backend, options, targets
         self.logger, self.log = logger(backend, options.verbose)
-        self.notices: list[str] = []
         _refuse_unsupported(options, backend)
         for op in {node.op for node in plugin_nodes}:
             adapter.ensure_creator(backend, op.name, op.version, op.namespace, op)
@@ -115,7 +114,7 @@ class Network:
         self._check_contract(model)
 
     def _io(self, tensor: types.ITensor) -> IO:
-        return IO(tensor.name, adapter.dtype_name(tensor.dtype), list(adapter.sizes(tensor.shape)))
+        return IO(tensor.name, adapter.dtype_name(tensor.dtype), [*adapter.sizes(tensor.shape)])
 
     def _check_contract(self, model: ModelProto) -> None:
         """The engine's inputs and outputs are the model's, in name and order."""

@@ -182,6 +182,8 @@ def plus(left: Expr, right: Operand, sign: int) -> Expr:
         if isinstance(expr, Number):
             offset += s * expr.value
         elif isinstance(expr, Attr):
+            if s < 0 or attr is not None:
+                raise TypeError(f"a pattern can add one attribute to a sum: {expr.name}")
             attr = expr
         elif isinstance(expr, Sum):
             offset, attr = offset + s * expr.offset, expr.attr or attr

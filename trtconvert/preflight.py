@@ -66,7 +66,7 @@ class PlanReport:
 
 
 def inspect(path: Path) -> ModelReport | PlanReport:
-    """Describe an ONNX model or a plan; anything not named .onnx whose bytes or manifest are a plan's is one."""
+    """Describe an ONNX model or a plan: a plan has a manifest beside it, or is named .plan, .engine or .trt."""
     if path.suffix != ".onnx" and (manifest.path_for(path).is_file() or path.suffix in (".plan", ".engine", ".trt")):
         return inspect_plan(path)
     return inspect_model(path)
@@ -74,8 +74,7 @@ def inspect(path: Path) -> ModelReport | PlanReport:
 
 def inspect_plan(path: Path) -> PlanReport:
     """Plugins, targets, inputs and outputs of a plan; ConvertError if it is not the one its manifest describes."""
-    described = manifest.read(path) if manifest.path_for(path).is_file() or not path.is_file() else None
-    data = manifest.check_plan(described, path) if described else path.read_bytes()
+    data, described = manifest.read_plan(path)
     nodes = {plugin.name: len(plugin.nodes) for plugin in described.plugins} if described else {}
     counts = dict.fromkeys(
         (p.name, p.version, p.namespace, p.kernel, tuple(p.attributes.items())) for p in plugins_in(data)

@@ -106,7 +106,7 @@ def _failed(where: str, error: BaseException) -> ConvertError:
 def find(name: str) -> type[Op] | None:
     """The newest version of the op with that op_type."""
     versions = [op for op in ops() if op.name == name]
-    return versions[-1] if versions else None
+    return max(versions, key=lambda op: (len(op.version), op.version), default=None)  # "10" is newer than "2"
 
 
 def find_version(name: str, version: str, namespace: str) -> type[Op] | None:

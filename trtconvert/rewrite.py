@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from trtconvert import model as onnx_model
 from trtconvert import registry
 from trtconvert.emit import Emitter, available
 from trtconvert.errors import ConvertError
-from trtconvert.graph import GraphView
+from trtconvert.graph import GraphView, TensorInfo
 from trtconvert.match import Match
 from trtconvert.model import elem_type
 from trtconvert.op import Op
@@ -214,26 +213,26 @@ def is_ours(domain: str) -> bool:
     return domain == DOMAIN or domain.startswith(f"{DOMAIN}.")
 
 
-def add_bodies(model: ModelProto, folder: Path) -> list[str]:
-    """Give every custom node that a registered op implements a function body, so that onnxruntime can run it.
+def _known(model: ModelProto) -> dict[str, TensorInfo]:
+    return {name: info for graph in onnx_graph.infer(model).values() for name, info in graph.items()}
 
-    Returns the names of the nodes it did so for.
-    """
+
+def add_bodies(model: ModelProto) -> None:
+    """Give every custom node that a registered op implements a function body, so that onnxruntime can run it."""
+    infos: dict[str, TensorInfo] = {}
     defined = {(f.domain, f.name) for f in model.functions}
     nodes = [n for n in onnx_model.all_nodes(model) if n.domain not in onnx_model.STANDARD_DOMAINS]
-    done = []
     for node in nodes:
         op = registry.find(node.op_type)
         if op is None or (node.domain, node.op_type) in defined or not op.pattern:
             continue
-        info = onnx_graph.views(model, folder)[0].info(node.input[0])
+        if node.input[0] not in infos:  # behind a node that has just got its body
+            infos = _known(model)
+        info = infos.get(node.input[0], TensorInfo("", None))
         own = {k: v for k, v in onnx_model.attribute_values(node).items() if k in op.attributes()}
         values = op().values() | own
         _retain(node.attribute, lambda a, op=op: a.name in op.attributes())
         node.domain = _add_body(model, op, values, info.dtype or "float32", len(info.shape) if info.shape else None)
         missing = {k: v for k, v in values.items() if k not in own}
         node.attribute.extend(helper.make_attribute(k, v) for k, v in missing.items())
-        done.append(node.name or node.op_type)
-    if done:
         _raise_ir(model)
-    return done

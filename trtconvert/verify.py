@@ -1,7 +1,6 @@
 """Proof: the source model against the fused model in onnxruntime, and against the engine where a GPU can run it.
 
-Runs go through Polygraphy's runners and Comparator, all on the same inputs. The reference is onnxruntime on CPU with its
-graph optimizations off, since some of them change results.
+Runs go through Polygraphy's runners and Comparator, all on the same inputs; the reference is `reference.session`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtconvert import gpu, manifest, registry
+from trtconvert import gpu, manifest, reference, registry
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
@@ -123,7 +121,7 @@ def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, 
     for file in described.plugin_files:
         registry.load_file(plan.parent / file)
     original = onnx_model.load(source)
-    if onnx_model.sha256(original, source.parent) != described.model_sha256:
+    if onnx_model.sha256(source.read_bytes(), original, source.parent) != described.model_sha256:
         raise ConvertError(
             "the source model has changed since the plan was built", where=str(source), fix="build the plan again"
         )
@@ -132,10 +130,10 @@ def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, 
     notices = []
     if described.patterns:
         fuse_model(fused, source.parent, registry.by_pattern(tuple(described.patterns)))
-    if onnx_model.sha256(fused, source.parent) != described.fused_sha256:
+    if onnx_model.sha256(onnx_model.serialize(fused), fused, source.parent) != described.fused_sha256:
         notices.append(f"this trtconvert fuses the model differently from {described.tool}, which built the plan")
     for model in (original, fused):
-        add_bodies(model, source.parent)
+        add_bodies(model)
     return original, fused, notices
 
 
@@ -210,12 +208,8 @@ def _onnx_runner(model: ModelProto, folder: Path, result: VerifyResult) -> Calla
     """A Polygraphy runner of the model: onnxruntime, or ONNX's reference evaluator for ops that it has no kernel for."""
     from polygraphy.backend.onnxrt import OnnxrtRunner  # after backend has set its switch
 
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
-        session = onnxruntime.InferenceSession(onnx_model.serialize(model), options, providers=["CPUExecutionProvider"])
+        session = reference.session(model, folder)
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
         if "NOT_IMPLEMENTED" not in str(error):
             raise ConvertError(f"onnxruntime cannot load the model: {str(error).splitlines()[0]}") from error
@@ -226,15 +220,12 @@ def _onnx_runner(model: ModelProto, folder: Path, result: VerifyResult) -> Calla
 
 
 def _reference_runner(model: ModelProto) -> Any:
-    from onnx.inliner import inline_local_functions
-    from onnx.reference import ReferenceEvaluator
     from polygraphy.backend.base import BaseRunner
     from polygraphy.common import TensorMetadata
 
     class ReferenceRunner(BaseRunner):  # type: ignore[misc]
         def activate_impl(self) -> None:
-            # Ops that ONNX defines by functions of their context need types, and no function of ours around them.
-            self.evaluator = ReferenceEvaluator(onnx.shape_inference.infer_shapes(inline_local_functions(model)))
+            self.evaluator = reference.evaluator(model)
 
         def get_input_metadata_impl(self) -> Any:
             metadata = TensorMetadata()

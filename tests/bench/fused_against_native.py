@@ -53,7 +53,7 @@ def engines(tested: Case, folder: Path) -> tuple[Engine, Engine]:
             if dim.dim_param:
                 dim.dim_value = tested.shapes[0][0]
     (folder / "plugin.onnx").write_bytes(serialize(model))
-    add_bodies(model, Path())
+    add_bodies(model)
     (folder / "native.onnx").write_bytes(serialize(onnx.inliner.inline_local_functions(model)))
     plugin, native = (
         load_engine(build(folder / f"{n}.onnx", None, BuildOptions(fuse=False)).plan) for n in ("plugin", "native")

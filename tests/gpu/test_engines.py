@@ -120,7 +120,7 @@ def test_nan_and_inf_pass_through(dtype: str) -> None:
 @pytest.mark.parametrize(("op", "tested", "dtype"), CASES)
 def test_engine_of_one_node(op: type[Op], tested: Case, dtype: str, tmp_path: Path) -> None:
     made, arrays = check.instance(op, tested), check.random_inputs(tested, dtype)
-    engine = load_engine(check._plan(op, tested, dtype, tmp_path))
+    engine = load_engine(check.node_plan(op, tested, dtype, tmp_path))
     outputs = engine.run(dict(zip(op.inputs(), arrays, strict=True)))
     for got, want in zip(outputs.values(), check.expected(made, arrays), strict=True):
         assert difference(got, want) <= check.KERNEL_TOLERANCE[dtype]
