@@ -3,42 +3,80 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from trtconvert.pattern import Attr, Builder, Expr
 
+_ROOT = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715
 
-def gelu(op: Builder, x: Expr, approximate: str) -> Expr:
-    """Gaussian error linear unit. Source: ONNX Gelu, opset 20; Hendrycks and Gimpel, arXiv:1606.08415."""
-    node = op.Gelu(x, approximate=approximate)
-    if approximate == "tanh":
-        inner = op.either(
-            math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x), math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)
-        )
-        return op.either(node, 0.5 * x * (1 + op.Tanh(inner)))
+
+def gelu(op: Builder, x: Expr) -> Expr:
+    """Gaussian error linear unit; gives the attribute `approximate`: "none" (erf) or "tanh".
+
+    Source: ONNX Gelu, opset 20; Hendrycks and Gimpel, arXiv:1606.08415; com.microsoft Gelu and FastGelu of onnxruntime.
+    """
     erf = op.Erf(x / math.sqrt(2))
-    return op.either(node, 0.5 * x * (1 + erf), 0.5 * x + 0.5 * x * erf, x * (0.5 + 0.5 * erf))
+    tanh = op.Tanh(
+        op.either(
+            _ROOT * (x + _CUBIC * x * x * x),
+            _ROOT * x * (1 + _CUBIC * x * x),
+            x * (_ROOT + _ROOT * _CUBIC * x * x),
+            _ROOT * x + _ROOT * _CUBIC * x * x * x,
+            name="the argument of a tanh GELU",
+        )
+    )
+    spelled_erf = (*_halves(x, erf), 0.5 * x * (1 - op.Erf(-x / math.sqrt(2))))
+    return op.either(
+        op.given(op.either(op.Gelu(x, approximate="none"), *spelled_erf, op.contrib("Gelu", x)), approximate="none"),
+        op.given(
+            op.either(op.Gelu(x, approximate="tanh"), *_halves(x, tanh), op.contrib("FastGelu", x)), approximate="tanh"
+        ),
+        name="a GELU",
+    )
 
 
-def layer_norm(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr, axis: int) -> Expr:
-    """(x - mean) / sqrt(var + epsilon) * scale + bias over one axis; scale, bias or both may be missing.
+def biased_gelu(op: Builder, x: Expr, bias: Expr) -> Expr:
+    """GELU(x + bias) as one node. Source: com.microsoft BiasGelu and FastGelu of onnxruntime."""
+    return op.either(
+        op.given(op.contrib("BiasGelu", x, bias), approximate="none"),
+        op.given(op.contrib("FastGelu", x, bias), approximate="tanh"),
+    )
+
+
+def _halves(x: Expr, s: Expr) -> Iterator[Expr]:
+    """x times half of 1 + s, multiplied out or not."""
+    yield 0.5 * x * (1 + s)
+    yield 0.5 * x + 0.5 * x * s
+    yield x * (0.5 + 0.5 * s)
+
+
+def layer_norm(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr, axis: Attr | int) -> Expr:
+    """(x - mean) / sqrt(var + epsilon) * scale + bias over `axis` (see Builder.mean); scale, bias or both may be missing.
 
     Source: ONNX LayerNormalization, opset 17; Ba et al., arXiv:1607.06450; channel-first: LayerNorm2d of
-    segment-anything; the batch-norm spelling: Keras and tf.nn.batch_normalization.
+    segment-anything; the batch-norm spelling: Keras and tf.nn.batch_normalization; E[x^2] - E[x]^2: flax.
     """
     g, b = op.per_channel(scale, axis), op.per_channel(bias, axis)
-    mean = _mean(op, x, axis)
+    mean = op.mean(x, axis)
     d = x - mean
-    rstd = 1 / op.Sqrt(_mean(op, d * d, axis) + epsilon)
-    node = (
-        op.LayerNormalization(x, g, b, axis=-1, epsilon=epsilon),
-        op.LayerNormalization(x, g, axis=-1, epsilon=epsilon),
+    moments = op.mean(x * x, axis) - mean * mean
+    var = op.either(op.mean(d * d, axis), moments, op.Max(moments, 0), op.Relu(moments), op.mean(d * x, axis))
+    std = op.Sqrt(op.either(var + epsilon, op.given(var, epsilon=0.0)))
+    nodes = [
+        node
+        for make in (op.LayerNormalization, lambda *i, **a: op.contrib("LayerNormalization", *i, **a))
+        for node in (make(x, g, b, axis=axis, epsilon=epsilon), make(x, g, axis=axis, epsilon=epsilon))
+    ]
+    return op.either(
+        *nodes,
+        d / std * g + b,
+        d / std * g,
+        d / std + b,
+        d / std,
+        x * (g / std) + (b - mean * (g / std)),
+        x * (g / std) - mean * (g / std),
+        x / std + (b - mean / std),
+        x / std - mean / std,
+        name="a LayerNorm",
     )
-    batch_norm = x * (rstd * g) + (b - mean * (rstd * g))
-    spelled = (d * rstd * g + b, d * rstd * g, d * rstd + b, d * rstd, batch_norm)
-    return op.either(*node, *spelled) if axis == -1 else op.either(*spelled)
-
-
-def _mean(op: Builder, x: Expr, axis: int) -> Expr:
-    mean = op.ReduceMean(x, axes=(axis,), keepdims=1)
-    # tf2onnx writes the last-axis mean of a rank-3 tensor as GlobalAveragePool.
-    return op.either(mean, op.GlobalAveragePool(x, rank=3)) if axis == -1 else mean

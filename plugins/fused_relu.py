@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trtconvert import kernels
 from trtconvert.launch import Launch, Tensor, ceil_div
 from trtconvert.op import Op, case
-from trtconvert.pattern import Builder, Expr, Pattern
+from trtconvert.pattern import Builder, Expr
 
 
 class FusedRelu(Op):
@@ -25,9 +25,10 @@ class FusedRelu(Op):
     source = kernels.read("fused_relu.cu")
     cases = (case((1,)), case((3, 5, 7), alpha=0.1), case((2, 4096), alpha=-1.5), case((0, 4)))
 
-    def patterns(self, op: Builder, x: Expr) -> Iterator[Expr | Pattern]:
+    def patterns(self, op: Builder, x: Expr) -> Iterator[Expr]:
         yield op.Max(x, self.alpha)
-        yield op.pattern(op.Relu(x), alpha=0.0)
+        yield op.Clip(x, self.alpha)  # with a minimum only
+        yield op.given(op.Relu(x), alpha=0.0)
 
     def output(self, x: Tensor) -> Tensor:
         return x

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Iterator
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
-from trtconvert.plugins.forms import gelu, layer_norm
+from trtconvert.plugins.forms import biased_gelu, gelu, layer_norm
 
 from trtconvert import kernels
-from trtconvert.launch import Launch, Size, Tensor, ceil_div, product
+from trtconvert.launch import Dim, Launch, Size, Tensor, ceil_div, product
 from trtconvert.op import Op, case
-from trtconvert.pattern import Attr, Builder, Expr, Pattern
+from trtconvert.pattern import Attr, Builder, Expr
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 VALUES = 32  # of a row that a thread keeps in registers
@@ -22,8 +23,9 @@ VALUES = 32  # of a row that a thread keeps in registers
 class LayerNormGelu(Op):
     """y = GELU((x - mean(x)) / sqrt(var(x) + epsilon) * scale + bias), mean and biased variance over `axis`.
 
-    x, y [..., C] (axis -1) or [N, C, ...] (axis 1) T; scale, bias [C] T; T in float32, float16, bfloat16, arithmetic in
-    float32. approximate: "none" (erf) or "tanh". Source: ONNX LayerNormalization (opset 17) and Gelu (opset 20).
+    axis -1, -2, ...: the last one, two, ... axes, as ONNX LayerNormalization has it; 1: the channels of [N, C, ...] alone.
+    x, y T; scale, bias T, of the shape of the normalised axes; T in float32, float16, bfloat16, arithmetic in float32.
+    approximate: "none" (erf) or "tanh". Source: ONNX LayerNormalization (opset 17) and Gelu (opset 20).
     """
 
     epsilon: float = 1e-5
@@ -46,39 +48,46 @@ class LayerNormGelu(Op):
         case((1, 512, 99), (512,), (512,), axis=1),
         case((2, 1300, 5), (1300,), (1300,), axis=1),
         case((4, 48), (48,), (48,), axis=1),
+        case((3, 5, 24), (5, 24), (5, 24), axis=-2),
+        case((2, 6, 7, 9), (6, 7, 9), (6, 7, 9), axis=-3, approximate="tanh"),
     )
 
-    def patterns(self, op: Builder, x: Expr, scale: Expr, bias: Expr) -> Iterator[Expr | Pattern]:
-        epsilon: Attr = self.epsilon  # type: ignore[assignment]  # while matching, attributes are symbols
-        last = layer_norm(op, x, scale, bias, epsilon, axis=-1)
-        first = layer_norm(op, x, scale, bias, epsilon, axis=1)
-        moved = layer_norm(op, op.move_axis(x, 1, -1), scale, bias, epsilon, axis=-1)
-        for approximate in ("none", "tanh"):
-            yield op.pattern(gelu(op, last, approximate), axis=-1, approximate=approximate)
-            yield op.pattern(gelu(op, op.move_axis(moved, -1, 1), approximate), axis=1, approximate=approximate)
-            yield op.pattern(gelu(op, first, approximate), axis=1, approximate=approximate)
-            # GELU is elementwise: it moves before any other Transpose.
-            yield op.pattern(
-                gelu(op, op.Transpose(last, perm=op.any("perm")), approximate),
-                after=lambda op, y, captured: op.Transpose(y, perm=captured["perm"]),
-                axis=-1,
-                approximate=approximate,
-            )
+    def patterns(self, op: Builder, x: Expr, scale: Expr, bias: Expr) -> Iterator[Expr]:
+        epsilon, axis = (
+            typing.cast(Attr, self.epsilon),
+            typing.cast(Attr, self.axis),
+        )  # in patterns, attributes are symbols
+        norm = layer_norm(op, x, scale, bias, epsilon, axis)
+        moved = op.move_axis(layer_norm(op, op.move_axis(x, 1, -1), scale, bias, epsilon, -1), -1, 1)
+        factor, shift = op.folded(scale, bias)
+        yield gelu(op, op.either(norm, norm + shift, norm * factor, norm * factor + shift, name="a LayerNorm"))
+        yield gelu(op, op.given(moved, axis=1))
+        yield gelu(op, op.rearranged(norm))  # GELU is elementwise: it moves before any Transpose or Reshape
+        yield biased_gelu(op, norm, shift)
 
     def accepts(self, x: Tensor, scale: Tensor, bias: Tensor) -> str | None:
-        if self.axis not in (-1, 1) or x.rank < (2 if self.axis == 1 else 1):
-            return f"axis {self.axis} of a tensor of rank {x.rank}; it takes the last axis (-1), or 1"
+        if self.axis >= 0 and (self.axis != 1 or x.rank < 2):
+            return f"axis {self.axis} of a tensor of rank {x.rank}; it takes the last axes, or axis 1 alone"
+        if self.axis < -x.rank:
+            return f"axis {self.axis} of a tensor of rank {x.rank}"
         if self.approximate not in ("none", "tanh"):
             return f'approximate is {self.approximate!r}; it takes "none" or "tanh"'
         if not (self.epsilon >= 0 and math.isfinite(self.epsilon)):
             return f"epsilon is {self.epsilon}; it takes a finite number, 0 or above"
-        channels = x.shape[self.axis]
+        wanted = self._normalized(x)
         for name, tensor in (("scale", scale), ("bias", bias)):
             if tensor.dtype != x.dtype:
                 return f"{name} is {tensor.dtype}, x is {x.dtype}; it takes one dtype for both"
-            if tensor.rank != 1 or (isinstance(channels, int) and tensor.shape[0] not in (channels,)):
-                return f"{name} has shape {list(map(str, tensor.shape))}; it takes [{channels}], one value a channel"
+            fits = [
+                isinstance(w, Dim) or isinstance(t, Dim) or w == t for w, t in zip(wanted, tensor.shape, strict=False)
+            ]
+            if tensor.rank != len(wanted) or not all(fits):
+                return f"{name} has shape {list(map(str, tensor.shape))}; it takes {list(map(str, wanted))}"
         return None
+
+    def _normalized(self, x: Tensor) -> tuple[Size, ...]:
+        """Shape of the normalised axes."""
+        return x.shape[self.axis :] if self.axis < 0 else (x.shape[self.axis],)
 
     def output(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         return x
@@ -86,11 +95,11 @@ class LayerNormGelu(Op):
     def reference(
         self, x: NDArray[np.float64], scale: NDArray[np.float64], bias: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        shape = [-1] + [1] * (x.ndim - 2) if self.axis == 1 else [-1]
-        d = x - x.mean(self.axis, keepdims=True)
-        z = d / np.sqrt((d * d).mean(self.axis, keepdims=True) + self.epsilon) * scale.reshape(shape) + bias.reshape(
-            shape
-        )
+        axes = tuple(range(self.axis, 0)) if self.axis < 0 else (self.axis,)
+        if self.axis > 0:
+            scale, bias = (v.reshape([-1] + [1] * (x.ndim - 1 - self.axis)) for v in (scale, bias))
+        d = x - x.mean(axes, keepdims=True)
+        z = d / np.sqrt((d * d).mean(axes, keepdims=True) + self.epsilon) * scale + bias
         if self.approximate == "tanh":
             return np.asarray(0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))))
         return np.asarray(0.5 * z * (1 + _erf(z / math.sqrt(2)).astype(np.float64)))
@@ -98,7 +107,8 @@ class LayerNormGelu(Op):
     def launch(self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor) -> Launch:
         if self.axis == 1 and x.rank > 2:
             return self._planes(x, scale, bias, y)
-        channels, rows = x.shape[-1], product(x.shape[:-1])
+        first = self.axis if self.axis < 0 else -1
+        channels, rows = product(x.shape[first:]), product(x.shape[:first])
         group, known = _group(channels, (32, 128, 256, 512, 1024))
         per_block = max(1, 128 // group)
         return Launch(

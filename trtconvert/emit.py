@@ -1,8 +1,9 @@
-"""Writes patterns as ONNX nodes: function bodies, and what stays behind when an op jumps over a Transpose."""
+"""Writes patterns as the ONNX nodes of function bodies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -15,11 +16,14 @@ from trtconvert.pattern import (
     Call,
     Either,
     Expr,
+    Folded,
+    Given,
+    Mean,
     MoveAxis,
     Number,
-    Parts,
     PerChannel,
     Product,
+    Rearranged,
     Sum,
     Var,
 )
@@ -28,26 +32,26 @@ from trtconvert.pattern import (
 class Emitter:
     """Writes expressions as nodes of one opset; shared subexpressions once.
 
-    dtype: ONNX element type of the numbers. rank: of the data, for transposes and broadcasts. by_reference: attributes
-    of the op stay references (a function body), else they are written as values.
+    dtype: ONNX element type of the numbers. rank: of the data, for transposes and broadcasts. values: of the op's
+    attributes; in the nodes they stay references to the function's attributes. names: tensors of the op's inputs.
     """
 
-    def __init__(self, opset: int, dtype: int, rank: int | None, prefix: str = "", by_reference: bool = False) -> None:
+    def __init__(
+        self, opset: int, dtype: int, rank: int | None, values: Mapping[str, Any], names: Mapping[str, str]
+    ) -> None:
         self.nodes: list[NodeProto] = []
-        self.opset, self.dtype, self.rank, self.prefix = opset, dtype, rank, prefix
-        self.by_reference = by_reference and opset >= 12  # Constant takes value_float from opset 12 on
-        self._done: dict[int, str] = {}
-        self._kept: list[Expr] = []  # ids stay valid while the expressions live
+        self.opset, self.dtype, self.rank, self.values, self.names = opset, dtype, rank, values, names
+        self.by_reference = opset >= 12  # Constant takes value_float from opset 12 on
+        self._done: dict[Expr, str] = {}
 
     def emit(self, expr: Expr, output: str = "") -> str:
         """Write nodes that compute `expr`; returns the tensor's name."""
-        if id(expr) not in self._done:
-            self._kept.append(expr)
-            self._done[id(expr)] = self._write(expr, output)
-        return self._done[id(expr)]
+        if expr not in self._done:
+            self._done[expr] = self._write(expr, output)
+        return self._done[expr]
 
     def _node(self, op_type: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
-        output = output or f"{self.prefix}t{len(self.nodes)}"
+        output = output or f"t{len(self.nodes)}"
         references = {k: v for k, v in attributes.items() if isinstance(v, Attr)}
         plain = {k: v for k, v in attributes.items() if k not in references}
         node = helper.make_node(op_type, list(inputs), [output], name=f"{output}_{op_type}", **plain)
@@ -73,7 +77,7 @@ class Emitter:
 
     def _write(self, expr: Expr, output: str) -> str:
         if isinstance(expr, Var):
-            return expr.name
+            return self.names[expr.name]
         if isinstance(expr, Number):
             return self._constant(expr.value)
         if isinstance(expr, Attr):
@@ -81,14 +85,20 @@ class Emitter:
         if isinstance(expr, PerChannel):
             return self._broadcast(expr, output)
         if isinstance(expr, Either):
-            return self.emit(next(o for o in expr.options if available(o, self.opset)), output)
+            return self.emit(next(o for o in expr.options if available(o, self.opset, self.values)), output)
+        if isinstance(expr, Given):
+            return self.emit(expr.x, output)
+        if isinstance(expr, Mean):
+            axis = expr.axis.value if isinstance(expr.axis, Attr) else expr.axis
+            axes = tuple(range(axis, 0)) if axis < 0 else (axis,)
+            return self._call(Call("ReduceMean", (expr.x,), {"axes": axes, "keepdims": 1}), output)
         if isinstance(expr, MoveAxis):
             return self._node("Transpose", [self.emit(expr.x)], output, perm=expr.perm(self._known_rank()))
         if isinstance(expr, Product):
-            return self._chain(expr.factors, expr.coefficient, ("Mul", "Div"), output)
+            return self._product(expr, output)
         if isinstance(expr, Sum):
-            terms = (*expr.terms, (expr.attr, 1)) if expr.attr is not None else expr.terms
-            return self._chain(terms, expr.offset, ("Add", "Sub"), output)
+            terms = (*expr.terms, (expr.attr, 1.0)) if expr.attr is not None else expr.terms
+            return self._chain([(self.emit(t), s) for t, s in terms], expr.offset, ("Add", "Sub"), output)
         assert isinstance(expr, Call)
         return self._call(expr, output)
 
@@ -99,31 +109,43 @@ class Emitter:
         return tensor if self.dtype == TensorProto.FLOAT else self._node("Cast", [tensor], to=self.dtype)
 
     def _broadcast(self, expr: PerChannel, output: str) -> str:
-        if expr.axis == -1:
+        axis = expr.axis.value if isinstance(expr.axis, Attr) else expr.axis
+        if axis < 0:
             return self.emit(expr.var, output)
-        trailing = self._known_rank() - 1 - expr.axis
-        return self._node("Reshape", [self.emit(expr.var), self._ints([-1, *[1] * trailing])], output)
+        return self._node(
+            "Reshape", [self.emit(expr.var), self._ints([-1, *[1] * (self._known_rank() - 1 - axis)])], output
+        )
 
     def _known_rank(self) -> int:
         if self.rank is None:
             raise ConvertError("the rank of the tensor is unknown", fix="run ONNX shape inference on the model first")
         return self.rank
 
-    def _chain(self, parts: Parts, number: float, ops: tuple[str, str], output: str) -> str:
+    def _product(self, expr: Product, output: str) -> str:
+        steps: list[tuple[str, float]] = []
+        for factor, power in expr.factors:
+            tensor = self.emit(factor)
+            if abs(power) == 0.5:
+                alone = len(expr.factors) == 1 and power > 0 and expr.coefficient == 1.0
+                steps.append((self._node("Sqrt", [tensor], output if alone else ""), power * 2))
+            else:
+                steps += [(tensor, math.copysign(1.0, power))] * int(abs(power))
+        return self._chain(steps, expr.coefficient, ("Mul", "Div"), output)
+
+    def _chain(self, steps: list[tuple[str, float]], number: float, ops: tuple[str, str], output: str) -> str:
         """A left-to-right chain: the number first if it matters, then the parts by Mul or Div, Add or Sub."""
         neutral = 1.0 if ops[0] == "Mul" else 0.0
-        ordered = sorted(parts, key=lambda part: part[1] < 0)  # a positive part first; stable
-        steps = [(self.emit(part), sign) for part, sign in ordered]
-        if number != neutral or steps[0][1] < 0:
-            steps.insert(0, (self._constant(number), 1))
-        result = steps[0][0]
-        for i, (tensor, sign) in enumerate(steps[1:], start=1):
-            result = self._node(ops[sign < 0], [result, tensor], output if i == len(steps) - 1 else "")
+        ordered = sorted(steps, key=lambda step: step[1] < 0)  # a positive part first; stable
+        if number != neutral or ordered[0][1] < 0:
+            ordered.insert(0, (self._constant(number), 1.0))
+        result = ordered[0][0]
+        for i, (tensor, sign) in enumerate(ordered[1:], start=1):
+            result = self._node(ops[sign < 0], [result, tensor], output if i == len(ordered) - 1 else "")
         return result
 
     def _call(self, expr: Call, output: str) -> str:
         inputs = [self.emit(i) for i in expr.inputs]
-        attributes = {name: value for name, value in expr.attributes.items() if name != "rank"}
+        attributes = dict(expr.attributes)
         position, name = next(((i, a) for (op, i), a in ATTRIBUTE_INPUTS.items() if op == expr.op_type), (0, ""))
         if name in attributes and name not in _schema_attributes(expr.op_type, self.opset):
             inputs.insert(position, self._ints(attributes.pop(name)))
@@ -134,18 +156,23 @@ def _schema_attributes(op_type: str, opset: int) -> set[str]:
     return set(onnx.defs.get_schema(op_type, max_inclusive_version=opset).attributes)
 
 
-def available(expr: Expr, opset: int) -> bool:
-    """Whether every node of the expression exists in that opset."""
+def available(expr: Expr, opset: int, values: Mapping[str, Any]) -> bool:
+    """Whether every node of the expression exists in that opset, and whether it means these attribute values."""
     if isinstance(expr, Call):
-        try:
-            onnx.defs.get_schema(expr.op_type, max_inclusive_version=opset)
-        except onnx.defs.SchemaError:
+        axis = expr.attributes.get("axis")
+        single = isinstance(axis, Attr) and axis.value >= 0  # for nodes, axis is where the normalised axes begin
+        if single or expr.domain or not onnx.defs.has(expr.op_type, max_inclusive_version=opset):
             return False
-        return all(available(i, opset) for i in expr.inputs)
+        return all(available(i, opset, values) for i in expr.inputs)
     if isinstance(expr, Product):
-        return all(available(f, opset) for f, _ in expr.factors)
+        return all(available(f, opset, values) for f, _ in expr.factors)
     if isinstance(expr, Sum):
-        return all(available(t, opset) for t, _ in expr.terms)
+        return all(available(t, opset, values) for t, _ in expr.terms)
     if isinstance(expr, Either):
-        return any(available(o, opset) for o in expr.options)
-    return available(expr.x, opset) if isinstance(expr, MoveAxis) else True
+        return any(available(o, opset, values) for o in expr.options)
+    if isinstance(expr, Given):
+        agrees = all(values[name] == value for name, value in expr.attributes.items())
+        return agrees and available(expr.x, opset, values)
+    if isinstance(expr, Mean | MoveAxis):
+        return available(expr.x, opset, values)
+    return not isinstance(expr, Folded | Rearranged)

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from trtconvert import model as onnx_model
 from trtconvert import registry
+from trtconvert.accept import Refused, Site, accept
+from trtconvert.algebra import Reading
+from trtconvert.arithmetic import NO_FAILURE
 from trtconvert.files import check_outputs
-from trtconvert.graph import GraphView, TensorInfo, views
-from trtconvert.launch import Dim, Size, Tensor
-from trtconvert.match import Match, Matcher, roots
-from trtconvert.model import numpy_dtype
+from trtconvert.graph import GraphView, views
+from trtconvert.match import Matcher
 from trtconvert.op import Op
-from trtconvert.pattern import Pattern
-from trtconvert.rewrite import Fusion, Rewriter, Site, spellings_of
+from trtconvert.outline import Outline, needs
+from trtconvert.pattern import Expr
+from trtconvert.rewrite import Fusion, Rewriter, Writing, is_ours, spellings_of
+
+_MAX_LOOKED = 16  # nodes before one, in which a near miss is looked for
 
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A subgraph that resembles a pattern, and the first difference."""
+    """A subgraph that resembles a pattern, and the first difference. complete: it is the pattern, but must not be fused."""
 
     pattern: str
     node: str
     reason: str
     matched: int
+    complete: bool = False
 
 
 @dataclass
@@ -66,164 +70,143 @@ def fuse(model: str | Path, patterns: Sequence[str] = (), output: str | Path | N
 
 
 def fuse_model(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> FuseResult:
-    """Fuse in place. `folder` is where the model's external data lies."""
+    """Fuse in place. `folder` is where the model's external data lies.
+
+    Local functions are opened if that lets something be fused; otherwise they stay.
+    """
+    opened = onnx_model.without_functions(model, lambda f: not is_ours(f.domain))
+    result = _fuse_graphs(opened or model, folder, ops)
+    if opened is not None and result.fusions:
+        model.CopyFrom(opened)
+    result.model = model
+    return result
+
+
+def _fuse_graphs(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> FuseResult:
+    with _uncollected():
+        return _search(model, folder, ops)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's cycle collector: the search makes many small tuples and no cycles, and at each of its rounds the
+    collector would walk the whole graph."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _search(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> FuseResult:
     result = FuseResult(model)
-    spellings = [(op, pattern, roots(pattern.expr)) for op in ops for pattern in spellings_of(op, None)]
+    spellings = [Spelling(op, expr, needs(expr).roots) for op in ops for expr in spellings_of(op, None)]
+    writing = Writing(model)
     for view in views(model, folder):
         finder = _Finder(view, spellings)
         sites = finder.sites()
         result.near_misses += finder.near_misses(sites)
         if sites:
-            writer = Rewriter(model, view)
+            writer = Rewriter(writing, view)
             result.fusions += [writer.replace(site) for site in sites]
             writer.finish()
     result.near_misses.sort(key=lambda miss: -miss.matched)
     return result
 
 
-class _Refused(Exception):
-    """A full match that must not be fused, with the reason."""
+@dataclass(frozen=True)
+class Spelling:
+    """A pattern of an op, and the op types that its last node can have."""
+
+    op: type[Op]
+    expr: Expr
+    roots: frozenset[str]
 
 
 class _Finder:
-    def __init__(self, view: GraphView, spellings: list[tuple[type[Op], Pattern, frozenset[str]]]) -> None:
-        self.view, self.spellings = view, spellings
+    """Looks for the spellings in one graph."""
+
+    def __init__(self, view: GraphView, spellings: Sequence[Spelling]) -> None:
+        self.view, self.reading = view, Reading(view)
+        self.outline = Outline(view)
+        self.matcher = Matcher(self.reading, self.outline)
         self.refusals: list[tuple[NearMiss, frozenset[int]]] = []
+        self.by_root: dict[str, list[Spelling]] = {}
+        for spelling in spellings:
+            for op_type in spelling.roots:
+                self.by_root.setdefault(op_type, []).append(spelling)
 
     def sites(self) -> list[Site]:
         """Matches in graph order, no two sharing a node."""
         found: list[Site] = []
         taken: set[int] = set()
-        for index, node in enumerate(self.view.graph.node):
-            if index in taken or node.domain not in onnx_model.STANDARD_DOMAINS or not node.output:
-                continue
-            site = self._site_at(node, taken)
-            if site is not None:
+        for index, node in enumerate(self.view.nodes):
+            if index not in taken and node.output and (site := self._site_at(node, taken)) is not None:
                 found.append(site)
-                taken |= site.match.nodes
+                taken |= site.nodes
         return found
 
     def _site_at(self, node: NodeProto, taken: set[int]) -> Site | None:
-        best: dict[type[Op], tuple[frozenset[int], str]] = {}
         refused: dict[type[Op], tuple[NearMiss, frozenset[int]]] = {}
-        for op, pattern, root_types in self.spellings:
-            if node.op_type not in root_types:
+        for spelling in self.by_root.get(node.op_type, ()):
+            op, output = spelling.op, node.output[0]
+            if not self.outline.possible(spelling.expr, output):
                 continue
-            matcher = Matcher(self.view)
-            for match in matcher.find(pattern.expr, node.output[0]):
+            for match in self.matcher.find(spelling.expr, output):
                 try:
-                    return self._accept(op, pattern, match, node.output[0], taken)
-                except _Refused as refusal:
-                    miss = NearMiss(op.pattern, self._path(node), str(refusal), len(match.nodes) + 1)
+                    if match.nodes & taken:
+                        raise Refused("part of it belongs to another fusion")
+                    return accept(self.view, op, match, output)
+                except Refused as refusal:
+                    miss = NearMiss(op.pattern, self._path(node), str(refusal), len(match.nodes), complete=True)
                     refused.setdefault(op, (miss, match.nodes))
-            if len(matcher.furthest[0]) > len(best.get(op, (frozenset(), ""))[0]):
-                best[op] = matcher.furthest
         self.refusals += refused.values()
-        for op, (nodes, reason) in best.items():
-            seen = {self.view.graph.node[i].op_type for i in nodes}
-            if op not in refused and reason and seen & set(op.landmarks):
-                self.refusals.append((NearMiss(op.pattern, self._path(node), reason, len(nodes)), nodes))
         return None
 
     def _path(self, node: NodeProto) -> str:
         return self.view.path + (node.name or f"{node.op_type} that makes {node.output[0]}")
 
     def near_misses(self, sites: list[Site]) -> list[NearMiss]:
-        """Refusals, nearest first; of those that share nodes with a fusion or with each other only the nearest."""
-        covered = {index for site in sites for index in site.match.nodes}
+        """Refusals, then partial matches, nearest first; of those that share nodes with a fusion or with each other only
+        the nearest."""
+        covered = {index for site in sites for index in site.nodes}
+        known = covered | {index for _, nodes in self.refusals for index in nodes}
+        partial = [self._partial(i, node) for i, node in enumerate(self.view.nodes) if i not in known and node.output]
+        found = [*self.refusals, *(miss for misses in partial for miss in misses)]
         kept = []
-        for miss, nodes in sorted(self.refusals, key=lambda refusal: -refusal[0].matched):
+        for miss, nodes in sorted(found, key=lambda one: (not one[0].complete, -one[0].matched)):
             if not nodes & covered:
                 kept.append(miss)
                 covered |= nodes
         return kept
 
-    def _accept(self, op: type[Op], pattern: Pattern, match: Match, output: str, taken: set[int]) -> Site:
-        """The site, or _Refused: shared interiors, overlaps, inputs that the op does not take."""
-        if match.nodes & taken:
-            raise _Refused("part of it belongs to another fusion")
-        self._check_interior(match, output)
-        attributes = {**op().values(), **match.attributes, **pattern.attributes}
-        instance = op(**attributes)
-        data = match.bound[op.inputs()[0]]
-        info, result = self.view.info(data), self.view.info(output)
-        if info.dtype not in op.dtypes:
-            raise _Refused(f"the dtype of {data} is {info.dtype or 'unknown'}; the kernel takes {', '.join(op.dtypes)}")
-        rank = len(info.shape) if info.shape is not None else None
-        if rank is None and (len(op.inputs()) > 1 or pattern.attributes.get("axis", -1) != -1):
-            rank = len(result.shape) if result.shape is not None else None
-            if rank is None:
-                raise _Refused(f"the rank of {data} is unknown")
-        axis = int(attributes.get("axis", -1))
-        parameters = {name: self._parameter(op, name, match, rank or 0, info, axis) for name in op.inputs()[1:]}
-        reason = instance.accepts(*self._symbols(op, data, rank or 0, parameters))
-        if reason is not None:
-            raise _Refused(reason)
-        return Site(instance, pattern, match, output, info.dtype, rank, parameters)
+    def _partial(self, index: int, node: NodeProto) -> list[tuple[NearMiss, frozenset[int]]]:
+        """How far each op's best failure at this node came, where it came past one of the op's landmarks."""
+        best: dict[type[Op], tuple[frozenset[int], str]] = {}
+        for spelling in self.by_root.get(node.op_type, ()):
+            if not self._near(index, spelling.op):
+                continue
+            failure = self.matcher.failure(spelling.expr, node.output[0])
+            if len(failure[0]) > len(best.get(spelling.op, NO_FAILURE)[0]):
+                best[spelling.op] = failure
+        return [
+            (NearMiss(op.pattern, self._path(node), reason, len(nodes)), nodes)
+            for op, (nodes, reason) in best.items()
+            if {self.view.nodes[i].op_type for i in nodes} & set(op.landmarks)
+        ]
 
-    def _check_interior(self, match: Match, output: str) -> None:
-        """Whatever is made inside, but for the result, must be read inside only."""
-        for index in match.nodes:
-            for tensor in self.view.graph.node[index].output:
-                if not tensor or tensor == output:
-                    continue
-                if tensor in self.view.outputs:
-                    raise _Refused(f"{tensor} inside it is an output of the graph")
-                outside = [i for i in self.view.consumers.get(tensor, []) if i not in match.nodes]
-                if outside:
-                    node = self.view.graph.node[outside[0]]
-                    raise _Refused(f"{tensor} inside it is also read by {node.name or node.op_type}")
-
-    def _parameter(
-        self, op: type[Op], name: str, match: Match, rank: int, data: TensorInfo, axis: int
-    ) -> NDArray[Any] | str:
-        """A per-channel input as the op wants it, [C]: a constant, or a tensor that has that shape already. axis: where
-        the op's data has its channels."""
-        if name not in match.bound:
-            if name not in op.defaults:
-                raise _Refused(f"its input {name} is missing")
-            return np.full(self._channels(match, data, axis), op.defaults[name], numpy_dtype(data.dtype))
-        tensor, seen_axis = match.bound[name], match.channel_axis.get(name, -1)
-        value = self.view.constant(tensor)
-        shape = self.view.info(tensor).shape if value is None else value.shape
-        if shape is None:
-            raise _Refused(f"the shape of {tensor} ({name}) is unknown")
-        trailing = 0 if seen_axis == -1 else rank - 1 - seen_axis
-        position = len(shape) - 1 - trailing
-        if len(shape) > rank or any(d != 1 for i, d in enumerate(shape) if i != position):
-            raise _Refused(f"{tensor} ({name}) has shape {list(shape)}, which is not one value a channel")
-        if value is not None and value.size > 1:
-            return value.reshape(-1)
-        if value is not None:
-            return np.full(self._channels(match, data, axis), value.reshape(-1)[0], value.dtype)
-        if len(shape) != 1 or shape[0] == 1 or not isinstance(shape[0], int):
-            raise _Refused(f"{tensor} ({name}) is not a constant and has shape {list(shape)}, not [C]")
-        return tensor
-
-    def _channels(self, match: Match, data: TensorInfo, axis: int) -> int:
-        """C, from the data's shape or from any per-channel constant."""
-        if data.shape is not None and isinstance(size := data.shape[axis], int):
-            return size
-        constants = (self.view.constant(match.bound[name]) for name in match.channel_axis)
-        size = next((value.size for value in constants if value is not None and value.size > 1), None)
-        if size is None:
-            raise _Refused("the number of channels is unknown")
-        return int(size)
-
-    def _symbols(self, op: type[Op], data: str, rank: int, parameters: dict[str, Any]) -> list[Tensor]:
-        """The op's inputs as `accepts` sees them; where the data's channel count is unknown it stays a Dim."""
-        info = self.view.info(data)
-        shape: tuple[int | str | None, ...] = info.shape if info.shape is not None else (None,) * rank
-        tensors = [Tensor(info.dtype, _sizes(0, shape), "in 0")]
-        for i, name in enumerate(op.inputs()[1:], start=1):
-            value = parameters[name]
-            if isinstance(value, np.ndarray):
-                tensors.append(Tensor(value.dtype.name, tuple(value.shape), f"in {i}"))
-            else:
-                other = self.view.info(value)
-                tensors.append(Tensor(other.dtype, _sizes(i, other.shape or ()), f"in {i}"))
-        return tensors
-
-
-def _sizes(tensor: int, shape: Sequence[int | str | None]) -> tuple[Size, ...]:
-    return tuple(d if isinstance(d, int) else Dim.of_input(tensor, axis) for axis, d in enumerate(shape))
+    def _near(self, index: int, op: type[Op]) -> bool:
+        """Whether one of the op's landmarks is among the nodes that lead here directly."""
+        todo, seen = [index], set[int]()
+        while todo and len(seen) < _MAX_LOOKED:
+            at = todo.pop(0)
+            if at in seen:
+                continue
+            seen.add(at)
+            node = self.view.nodes[at]
+            if node.op_type in op.landmarks:
+                return True
+            todo += [self.view.producers[name] for name in node.input if name in self.view.producers]
+        return False

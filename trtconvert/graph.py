@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert.model import STANDARD_DOMAINS, all_graphs, captured, copy, dtype_name, opset, subgraphs
+from trtconvert.model import (
+    STANDARD_DOMAINS,
+    all_graphs,
+    attribute_values,
+    captured,
+    copy,
+    dtype_name,
+    opset,
+    subgraphs,
+)
 
 MAX_FOLDED = 1 << 20  # elements; constants larger than this are weights, nothing that a pattern asks about
 _FOLDABLE = frozenset(
@@ -34,6 +43,14 @@ _FOLDABLE = frozenset(
         "Div",
         "Pow",
         "Expand",
+        "CastLike",
+        "DequantizeLinear",
+        "ConstantOfShape",
+        "Concat",
+        "Slice",
+        "Gather",
+        "Shape",
+        "Size",
     ]
 )
 
@@ -67,17 +84,23 @@ class GraphView:
     path: str = ""  # of the nodes that hold this graph, for messages: "/loop_3/body"
     overridable: bool = False  # IR 4 on: an initializer that is also a graph input is only a default
     _constants: dict[str, NDArray[Any] | None] = field(default_factory=dict)
+    _uniform: dict[str, tuple[float, str] | None] = field(default_factory=dict)
+
+    @cached_property
+    def nodes(self) -> list[NodeProto]:
+        """The graph's nodes."""
+        return list(self.graph.node)
 
     @cached_property
     def producers(self) -> dict[str, int]:
         """Tensor name to the index of the node that makes it."""
-        return {name: index for index, node in enumerate(self.graph.node) for name in node.output if name}
+        return {name: index for index, node in enumerate(self.nodes) for name in node.output if name}
 
     @cached_property
     def consumers(self) -> dict[str, list[int]]:
         """Tensor name to the nodes that read it, a node that reads it in a subgraph among them."""
         readers: dict[str, list[int]] = {}
-        for index, node in enumerate(self.graph.node):
+        for index, node in enumerate(self.nodes):
             for name in {*node.input, *captured(node)}:
                 readers.setdefault(name, []).append(index)
         return readers
@@ -100,7 +123,7 @@ class GraphView:
     def producer(self, name: str) -> NodeProto | None:
         """The node of this graph that makes the tensor, if any."""
         index = self.producers.get(name)
-        return None if index is None else self.graph.node[index]
+        return None if index is None else self.nodes[index]
 
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape as far as known."""
@@ -125,6 +148,23 @@ class GraphView:
             self._constants[name] = self._fold(name)
         return self._constants[name]
 
+    def uniform(self, name: str) -> tuple[float, str] | None:
+        """Value and dtype of a constant that is the same number in every element."""
+        if name not in self._uniform:
+            value = self.constant(name)
+            number = None
+            if value is not None and value.size and value.dtype.kind in "fiuV" and value.ndim <= 8:
+                first = value.reshape(-1)[0]
+                number = (float(first), value.dtype.name) if value.size == 1 or (value == first).all() else None
+            self._uniform[name] = number
+        return self._uniform[name]
+
+    def attributes(self, node: NodeProto) -> dict[str, Any]:
+        """The node's attributes, with the schema's defaults; an operator of another domain than ONNX's has those of the
+        newest standard operator of its name."""
+        standard = node.domain in STANDARD_DOMAINS
+        return _defaults(node.op_type, self.opset if standard else None) | attribute_values(node)
+
     def _fold(self, name: str) -> NDArray[Any] | None:
         if name in self.initializers:
             tensor = self.initializers[name]
@@ -138,6 +178,8 @@ class GraphView:
             return self.parent.constant(name) if outside and self.parent else None
         if node.domain not in STANDARD_DOMAINS or (node.op_type != "Constant" and node.op_type not in _FOLDABLE):
             return None
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            return np.asarray(numpy_helper.to_array(node.attribute[0].t, str(self.folder)))
         inputs = [self.constant(i) for i in node.input]
         if any(value is None for value in inputs):
             return None
@@ -159,6 +201,21 @@ class GraphView:
         except Exception:  # noqa: BLE001  # the evaluator's own errors are of many types; a value it cannot compute is no constant
             return None
         return value if isinstance(value, np.ndarray) and value.size <= MAX_FOLDED else None
+
+
+@cache
+def _defaults(op_type: str, opset: int | None) -> dict[str, Any]:
+    newest = onnx.defs.onnx_opset_version()
+    try:
+        schema = onnx.defs.get_schema(op_type, max_inclusive_version=min(opset or newest, newest))
+    except onnx.defs.SchemaError:
+        return {}
+    found = {}
+    for name, attribute in schema.attributes.items():
+        if attribute.default_value.type != AttributeProto.UNDEFINED:
+            value = helper.get_attribute_value(attribute.default_value)
+            found[name] = value.decode() if isinstance(value, bytes) else value
+    return found
 
 
 def infer(model: ModelProto) -> dict[int, dict[str, TensorInfo]]:

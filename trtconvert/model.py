@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.inliner
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from trtconvert.errors import ConvertError
@@ -234,6 +236,12 @@ def captured(node: NodeProto) -> set[str]:
     return names
 
 
+def without_functions(model: ModelProto, goes: Callable[[FunctionProto], bool]) -> ModelProto | None:
+    """A copy with these local functions opened where they are called; None if the model has none of them."""
+    ids = [(f.domain, f.name) for f in model.functions if goes(f)]
+    return onnx.inliner.inline_selected_functions(model, ids) if ids else None
+
+
 def opset(model: ModelProto) -> int:
     """Version of the standard operator set that the model imports."""
     return next((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), 1)
@@ -247,6 +255,7 @@ def attribute_values(node: NodeProto) -> dict[str, Any]:
     }
 
 
+@cache
 def dtype_name(elem_type: int) -> str:
     """numpy's (ml_dtypes') name of an ONNX element type."""
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(elem_type)).name)

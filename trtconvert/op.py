@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from trtconvert.errors import ConvertError
 from trtconvert.launch import Launch, Tensor
 
 if typing.TYPE_CHECKING:
-    from trtconvert.pattern import Builder, Expr, Pattern
+    from trtconvert.pattern import Builder, Expr
 
 Attribute = float | int | str
 _ATTRIBUTE_TYPES = (float, int, str)
@@ -75,6 +76,7 @@ class Op:
             setattr(self, name, value)
 
     @classmethod
+    @cache
     def attributes(cls) -> dict[str, type]:
         """Name and type of each ONNX attribute, from the class's annotations."""
         hints = typing.get_type_hints(cls)
@@ -94,7 +96,7 @@ class Op:
         """Attribute values of this instance."""
         return {name: getattr(self, name) for name in self.attributes()}
 
-    def patterns(self, op: Builder, *inputs: Any, **_: Any) -> Iterator[Expr | Pattern]:
+    def patterns(self, op: Builder, *inputs: Any, **_: Any) -> Iterator[Expr]:
         """Yield one expression per spelling that this op replaces; the same text writes the function body."""
         return iter(())
 

@@ -1,16 +1,17 @@
 """The pattern language: a pattern is written like the maths; match.py finds it in a graph, emit.py writes it as nodes.
 
-    d = x - op.ReduceMean(x, axes=(-1,))
-    y = d / op.Sqrt(op.ReduceMean(d * d, axes=(-1,)) + self.epsilon) * scale + bias
+    d = x - op.mean(x, axis)
+    y = d / op.Sqrt(op.mean(d * d, axis) + epsilon) * scale + bias
 
-`+ - * /` stand for sums and products, not for node lists: a product matches whatever tree of Mul, Div, Reciprocal, Neg
-and Pow the exporter wrote for it, with operands in any order and its numbers multiplied together; a sum likewise. Numbers
-match by value, within the rounding of the dtype they are stored in.
+`+ - * /` and Sqrt stand for sums and products, not for node lists: a product matches whatever tree of Mul, Div, Reciprocal,
+Neg, Pow and Sqrt the exporter wrote for it, with operands in any order and its numbers multiplied together; a sum likewise.
+Numbers match by value, within the rounding of the dtype they are stored in. Identity, Dropout at inference and Casts between
+floats are looked through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -70,10 +71,34 @@ class Var(Expr):
 
 @dataclass(frozen=True, eq=False)
 class PerChannel(Expr):
-    """An input [C] of the op, seen in the graph broadcast along `axis` of the data."""
+    """An input of the op that has the shape of the normalised axes, broadcast against the data.
+
+    axis: an attribute (see Mean), then the graph may hold it in any shape that broadcasts so; or a number, then the graph
+    holds it as [C] for that axis, as GroupNormalization takes it.
+    """
 
     var: Var
-    axis: int
+    axis: Attr | int
+
+
+@dataclass(frozen=True, eq=False)
+class Folded(Expr):
+    """A constant that is not an input of the op: it is multiplied into inputs, or added to one, when the op is fused.
+
+    kind "factor": scale and bias are multiplied by it; kind "shift": it is added to bias.
+    """
+
+    kind: str
+    scale: str
+    bias: str
+
+
+@dataclass(frozen=True, eq=False)
+class Mean(Expr):
+    """Mean of x over `axis`, dimensions kept: -k stands for the last k axes, 0 and above for that axis alone."""
+
+    x: Expr
+    axis: Attr | int
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,27 +117,37 @@ class MoveAxis(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class Any_(Expr):
-    """An attribute value of any kind, captured under a name (for `Pattern.after`)."""
+class Rearranged(Expr):
+    """x behind one or more nodes that only move elements (Transpose, Reshape, ...): they are done to the op's output
+    instead. Only for patterns that are elementwise from x on."""
 
-    name: str
+    x: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Expr):
+    """A spelling that fixes attributes of the op, by value."""
+
+    x: Expr
+    attributes: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Call(Expr):
-    """A node of the standard domain; the attribute `rank` stands for the rank of its first input."""
+    """A node, of the standard domain unless said."""
 
     op_type: str
     inputs: tuple[Expr, ...]
     attributes: dict[str, Any] = field(default_factory=dict)
+    domain: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Product(Expr):
-    """coefficient times the factors, each to the power 1 or -1."""
+    """coefficient times the factors, each to a power: a whole number, or 0.5 and -0.5 for a square root."""
 
     coefficient: float
-    factors: tuple[tuple[Expr, int], ...]
+    factors: Parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,31 +156,20 @@ class Sum(Expr):
 
     offset: float
     attr: Attr | None
-    terms: tuple[tuple[Expr, int], ...]
+    terms: Parts
 
 
 @dataclass(frozen=True, eq=False)
 class Either(Expr):
-    """Spellings of one thing. `emit` writes the first that the opset has."""
+    """Spellings of one thing, of which a graph can hold one: those after the first that matches are not tried. `emit` writes
+    the first that the opset has and whose given attributes agree."""
 
     options: tuple[Expr, ...]
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """One spelling of an op: the expression it replaces and what that fixes.
-
-    attributes: values that this spelling implies. after: what remains to be done to the op's output, given the captured
-    values (a Transpose that the op jumps over, say); such a spelling is matched, never emitted as a body.
-    """
-
-    expr: Expr
-    attributes: dict[str, Any] = field(default_factory=dict)
-    after: Callable[[Builder, Expr, Mapping[str, Any]], Expr] | None = None
+    name: str = ""
 
 
 Operand: TypeAlias = "Expr | float | int"
-Parts: TypeAlias = tuple[tuple[Expr, int], ...]
+Parts: TypeAlias = "tuple[tuple[Expr, float], ...]"
 
 # Inputs that are attributes in older opsets: compared by value, under the attribute's name.
 ATTRIBUTE_INPUTS = {
@@ -161,18 +185,20 @@ def wrap(operand: Operand) -> Expr:
     return operand if isinstance(operand, Expr) else Number(float(operand))
 
 
-def times(left: Expr, right: Operand, power: int) -> Expr:
-    """left * right**power, products inside opened up and numbers gathered."""
-    coefficient, factors = 1.0, []
-    for expr, e in ((left, 1), (wrap(right), power)):
+def times(left: Expr, right: Operand, power: float) -> Expr:
+    """left * right**power, products inside opened up, numbers and equal factors gathered."""
+    coefficient = 1.0
+    factors: dict[Expr, float] = {}
+    for expr, e in ((left, 1.0), (wrap(right), power)):
         if isinstance(expr, Number):
             coefficient *= expr.value**e
-        elif isinstance(expr, Product):
-            coefficient *= expr.coefficient**e
-            factors += [(f, fe * e) for f, fe in expr.factors]
-        else:
-            factors.append((expr, e))
-    return Product(coefficient, tuple(factors))
+            continue
+        whole = isinstance(expr, Product) and e == int(e)
+        inner = (expr.coefficient, expr.factors) if isinstance(expr, Product) and whole else (1.0, ((expr, 1.0),))
+        coefficient *= inner[0] ** e
+        for factor, fe in inner[1]:
+            factors[factor] = factors.get(factor, 0.0) + fe * e
+    return Product(coefficient, tuple((factor, e) for factor, e in factors.items() if e))
 
 
 def plus(left: Expr, right: Operand, sign: int) -> Expr:
@@ -189,7 +215,7 @@ def plus(left: Expr, right: Operand, sign: int) -> Expr:
             offset, attr = offset + s * expr.offset, expr.attr or attr
             terms += [(t, ts * s) for t, ts in expr.terms]
         else:
-            terms.append((expr, s))
+            terms.append((expr, float(s)))
     return Sum(offset, attr, tuple(terms))
 
 
@@ -201,28 +227,43 @@ class Builder:
             raise AttributeError(op_type)
         return lambda *inputs, **attributes: Call(op_type, tuple(map(wrap, inputs)), attributes)
 
-    def either(self, *options: Expr) -> Expr:
-        """Any of these spellings; the first that the opset has is the one written."""
-        return Either(options)
+    def Sqrt(self, x: Expr) -> Expr:  # named as ONNX names it
+        """Square root, part of the products around it."""
+        return Product(1.0, ((x, 0.5),))
 
-    def per_channel(self, var: Expr, axis: int) -> Expr:
-        """The op's input [C], broadcast along `axis` of the data."""
+    def contrib(self, op_type: str, *inputs: Expr, **attributes: Any) -> Expr:
+        """A node of onnxruntime's own operators (domain com.microsoft)."""
+        return Call(op_type, inputs, attributes, "com.microsoft")
+
+    def mean(self, x: Expr, axis: Attr | int) -> Expr:
+        """Mean with dimensions kept: axis -k stands for the last k axes, 0 and above for that axis alone."""
+        return Mean(x, axis)
+
+    def either(self, *options: Expr, name: str = "") -> Expr:
+        """The first of these spellings that is there, written as the first that the opset has. name: for messages.
+
+        Where two could stand for one subgraph and one be refused, let `patterns` yield two patterns."""
+        return Either(options, name)
+
+    def given(self, x: Expr, **attributes: Any) -> Expr:
+        """A spelling that means these values of the op's attributes."""
+        return Given(x, attributes)
+
+    def per_channel(self, var: Expr, axis: Attr | int) -> Expr:
+        """The op's input broadcast along the normalised axes (an attribute), or [C] along one axis (a number)."""
         assert isinstance(var, Var)
         return PerChannel(var, axis)
+
+    def folded(self, scale: Expr, bias: Expr) -> tuple[Expr, Expr]:
+        """A constant factor and a constant shift that go into the op's scale and bias."""
+        assert isinstance(scale, Var)
+        assert isinstance(bias, Var)
+        return Folded("factor", scale.name, bias.name), Folded("shift", scale.name, bias.name)
 
     def move_axis(self, x: Expr, source: int, target: int) -> Expr:
         """Transpose that moves one axis."""
         return MoveAxis(x, source, target)
 
-    def any(self, name: str) -> Any_:
-        """Any attribute value, captured as `name`."""
-        return Any_(name)
-
-    def pattern(
-        self,
-        expr: Expr,
-        after: Callable[[Builder, Expr, Mapping[str, Any]], Expr] | None = None,
-        **attributes: Any,
-    ) -> Pattern:
-        """A spelling that fixes attributes of the op."""
-        return Pattern(expr, attributes, after)
+    def rearranged(self, x: Expr) -> Expr:
+        """x behind nodes that only move elements; they move behind the op."""
+        return Rearranged(x)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,13 @@ from onnx import FunctionProto, ModelProto, NodeProto, helper, numpy_helper
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert import registry
+from trtconvert.accept import Computed, Site
 from trtconvert.emit import Emitter, available
 from trtconvert.errors import ConvertError
 from trtconvert.graph import GraphView, TensorInfo
-from trtconvert.match import Match
 from trtconvert.model import elem_type
 from trtconvert.op import Op
-from trtconvert.pattern import Attr, Builder, Pattern, Var
+from trtconvert.pattern import Attr, Builder, Expr, Var
 
 DOMAIN = "trtconvert"
 _MIN_IR = 8  # the first IR version with functions in a model
@@ -36,84 +38,122 @@ class Fusion:
     attributes: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Site:
-    """A match that is to be fused. parameters: the op's further inputs, a constant [C] or a tensor's name."""
-
-    op: Op
-    pattern: Pattern
-    match: Match
-    output: str
-    dtype: str
-    rank: int | None
-    parameters: dict[str, NDArray[Any] | str]
-
-
-def spellings_of(op: type[Op], values: dict[str, Any] | None) -> Iterator[Pattern]:
+def spellings_of(op: type[Op], values: dict[str, Any] | None) -> Iterator[Expr]:
     """The op's spellings; attributes are symbols to capture (values None) or known."""
     symbolic = op.__new__(op)
     for name in op.attributes():
         setattr(symbolic, name, Attr(name, None if values is None else values[name]))
-    for spelling in symbolic.patterns(Builder(), *(Var(name) for name in op.inputs())):
-        yield spelling if isinstance(spelling, Pattern) else Pattern(spelling)
+    yield from symbolic.patterns(Builder(), *(Var(name) for name in op.inputs()))
+
+
+class Writing:
+    """A model being written: the names it has, and the bodies of its plugin nodes."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.model = model
+        self._domains: dict[tuple[Any, ...], str] = {}
+
+    @cached_property
+    def nodes(self) -> set[str]:
+        """Names of nodes."""
+        return {n.name for n in onnx_model.all_nodes(self.model)}
+
+    @cached_property
+    def tensors(self) -> set[str]:
+        """Names of tensors."""
+        names: set[str] = set()
+        for graph in onnx_model.all_graphs(self.model.graph):
+            names |= {i.name for i in graph.input} | {t.name for t in graph.initializer}
+            names |= {name for node in graph.node for name in (*node.input, *node.output)}
+        return names
+
+    def body(self, op: type[Op], values: dict[str, Any], dtype: str, rank: int | None) -> str:
+        """Make sure that the model holds the op's body; returns the domain under which it stands."""
+        key = (op, tuple(sorted(values.items())), dtype, rank)
+        if key not in self._domains:
+            self._domains[key] = _add_body(self.model, op, values, dtype, rank)
+        return self._domains[key]
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    candidate, count = name, 1
+    while candidate in taken:
+        candidate, count = f"{name}_{count}", count + 1
+    taken.add(candidate)
+    return candidate
 
 
 class Rewriter:
     """Replaces sites of one graph; `finish` drops what they leave unused."""
 
-    def __init__(self, model: ModelProto, view: GraphView) -> None:
-        self.model, self.view, self.graph = model, view, view.graph
-        self.nodes: list[NodeProto | None] = list(view.graph.node)
+    def __init__(self, writing: Writing, view: GraphView) -> None:
+        self.writing, self.view, self.graph = writing, view, view.graph
+        self.nodes: list[NodeProto | None] = list(view.nodes)
         self.inserted: dict[int, list[NodeProto]] = {}
         self.orphans: set[str] = set()  # tensors that the removed nodes made or read
-        self.names = {n.name for g in onnx_model.all_graphs(model.graph) for n in g.node}
-        self.tensors = _tensor_names(model)
 
     def replace(self, site: Site) -> Fusion:
         """Put the op's node where the site's last node stood."""
         last = self.view.producers[site.output]
-        removed = [self.graph.node[i] for i in sorted(site.match.nodes)]
-        base = self.graph.node[last].name or site.output
+        removed = [self.view.nodes[i] for i in sorted(site.nodes)]
+        base = self.view.nodes[last].name or site.output
+        new: list[NodeProto] = []
         inputs = [site.match.bound[site.op.inputs()[0]]]
-        for name in site.op.inputs()[1:]:
-            inputs.append(self._parameter(site.parameters[name], site.match.bound.get(name), f"{base}_{name}"))
-        body_domain = _add_body(self.model, type(site.op), site.op.values(), site.dtype, site.rank)
-        name = self._unique(f"{base}_{site.op.name}", self.names)
-        output = site.output if site.pattern.after is None else self._unique(f"{site.output}_fused", self.tensors)
-        node = helper.make_node(site.op.name, inputs, [output], name=name, domain=body_domain)
+        for name, value in site.parameters.items():
+            inputs.append(self._parameter(value, site, name, f"{base}_{name}", new))
+        domain = self.writing.body(type(site.op), site.op.values(), site.dtype, site.rank)
+        name = _unique(f"{base}_{site.op.name}", self.writing.nodes)
+        output = _unique(f"{site.output}_fused", self.writing.tensors) if site.match.moved else site.output
+        node = helper.make_node(site.op.name, inputs, [output], name=name, domain=domain)
         node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(site.op.values().items()))
-        self.inserted[last] = [node, *self._after(site, output)]
-        for index in site.match.nodes:
+        self.inserted[last] = [*new, node, *self._moved(site, output)]
+        for index in site.nodes:
             self.nodes[index] = None
         self.orphans |= {t for n in removed for t in (*n.input, *n.output)}
         path = self.view.path
         replaced = tuple(path + (n.name or n.op_type) for n in removed)
         return Fusion(site.op.name, path + name, site.output, replaced, site.op.values())
 
-    def _after(self, site: Site, fused: str) -> list[NodeProto]:
-        if site.pattern.after is None:
-            return []
-        emitter = Emitter(self.view.opset, elem_type(site.dtype), site.rank, prefix=f"{site.output}_after_")
-        emitter.emit(site.pattern.after(Builder(), Var(fused), site.match.captures), site.output)
-        return emitter.nodes
+    def _moved(self, site: Site, tensor: str) -> Iterator[NodeProto]:
+        """The nodes that only move elements, now behind the op."""
+        for index in site.match.moved:
+            node = NodeProto()
+            node.CopyFrom(self.view.nodes[index])
+            node.input[0] = tensor
+            final = index == site.match.moved[-1]
+            tensor = site.output if final else _unique(f"{node.output[0]}_fused", self.writing.tensors)
+            node.output[0] = tensor
+            yield node
 
-    def _parameter(self, value: NDArray[Any] | str, source: str | None, base: str) -> str:
-        """The tensor's name; a constant that does not lie in the model in that shape becomes an initializer."""
-        if isinstance(value, str):
-            return value
-        if source is not None and source in self.view.initializers and self.view.info(source).shape == value.shape:
+    def _parameter(self, value: NDArray[Any] | Computed, site: Site, name: str, base: str, new: list[NodeProto]) -> str:
+        """The tensor's name; a constant that does not lie in the model in that form becomes an initializer."""
+        source = site.match.bound.get(name)
+        if isinstance(value, Computed):
+            return self._shaped(value, site.dtype, base, new)
+        info = None if source is None or source not in self.view.initializers else self.view.info(source)
+        touched = any(name in (fold.scale, fold.bias) for fold in site.match.folded)
+        if source and info and info.shape == value.shape and info.dtype == value.dtype.name and not touched:
             return source
-        name = self._unique(source or base, self.tensors)
-        self.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
-        return name
+        unique = _unique(source or base, self.writing.tensors)
+        self.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), unique))
+        return unique
 
-    @staticmethod
-    def _unique(name: str, taken: set[str]) -> str:
-        candidate, count = name, 1
-        while candidate in taken:
-            candidate, count = f"{name}_{count}", count + 1
-        taken.add(candidate)
-        return candidate
+    def _shaped(self, value: Computed, dtype: str, base: str, new: list[NodeProto]) -> str:
+        """A computed tensor, through Reshape and Cast where it needs them."""
+        tensor = value.tensor
+        if value.shape is not None:
+            shape = _unique(f"{base}_shape", self.writing.tensors)
+            self.graph.initializer.append(numpy_helper.from_array(np.array(value.shape, np.int64), shape))
+            tensor = self._insert("Reshape", [tensor, shape], base, new)
+        if value.cast:
+            tensor = self._insert("Cast", [tensor], base, new, to=elem_type(dtype))
+        return tensor
+
+    def _insert(self, op_type: str, inputs: list[str], base: str, new: list[NodeProto], **attributes: Any) -> str:
+        output = _unique(f"{base}_{op_type}", self.writing.tensors)
+        name = _unique(f"{base}_{op_type}", self.writing.nodes)
+        new.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
+        return output
 
     def finish(self) -> None:
         """Write the node list; constants and descriptions that only the removed nodes needed go."""
@@ -132,7 +172,7 @@ class Rewriter:
         _retain(self.graph.initializer, lambda t: t.name in read or t.name not in self.orphans)
         made = {name for n in kept for name in n.output}
         _retain(self.graph.value_info, lambda v: v.name in made or v.name not in self.orphans)
-        _raise_ir(self.model)
+        _raise_ir(self.writing.model)
 
 
 def _retain(field: Any, keep: Any) -> None:
@@ -144,21 +184,22 @@ def _retain(field: Any, keep: Any) -> None:
 
 def _without_dead_constants(nodes: list[NodeProto], orphans: set[str], outputs: set[str]) -> list[NodeProto]:
     """Drop nodes that only computed constants for what was removed."""
-    while True:
-        read = {name for n in nodes for name in (*n.input, *onnx_model.captured(n))} | outputs
-        dead = [n for n in nodes if any(o in orphans for o in n.output) and not any(o in read for o in n.output)]
-        if not dead:
-            return nodes
-        orphans |= {name for n in dead for name in n.input}
-        nodes = [n for n in nodes if n not in dead]
-
-
-def _tensor_names(model: ModelProto) -> set[str]:
-    names: set[str] = set()
-    for graph in onnx_model.all_graphs(model.graph):
-        names |= {i.name for i in graph.input} | {t.name for t in graph.initializer}
-        names |= {name for node in graph.node for name in (*node.input, *node.output)}
-    return names
+    reads = Counter(name for n in nodes for name in (*n.input, *onnx_model.captured(n)))
+    makers = {name: i for i, n in enumerate(nodes) for name in n.output if name}
+    dead: set[int] = set()
+    todo = [makers[name] for name in orphans if name in makers]
+    while todo:
+        index = todo.pop()
+        node = nodes[index]
+        if index in dead or any(reads[name] or name in outputs for name in node.output if name):
+            continue
+        dead.add(index)
+        for name in (*node.input, *onnx_model.captured(node)):
+            reads[name] -= 1
+            orphans.add(name)
+            if name in makers:
+                todo.append(makers[name])
+    return [node for index, node in enumerate(nodes) if index not in dead]
 
 
 def _raise_ir(model: ModelProto) -> None:
@@ -173,18 +214,25 @@ def _raise_ir(model: ModelProto) -> None:
 def body(op: type[Op], values: dict[str, Any], opset: int, dtype: str, rank: int | None, domain: str) -> FunctionProto:
     """The op as an ONNX function, emitted from the first of its patterns that has these attribute values.
 
-    Float attributes stay attributes of the function, so that nodes which differ in them share one body.
+    Like the kernels, it computes in float32 for 16-bit tensors. Float attributes stay attributes of the function, so that
+    nodes which differ in them share one body.
     """
-    for pattern in spellings_of(op, values):
-        fixed = all(values[name] == value for name, value in pattern.attributes.items())
-        if not fixed or pattern.after is not None or not available(pattern.expr, opset):
-            continue
-        emitter = Emitter(opset, elem_type(dtype), rank, by_reference=True)
-        emitter.emit(pattern.expr, "y")
-        return helper.make_function(
-            domain, op.name, list(op.inputs()), ["y"], emitter.nodes, [helper.make_opsetid("", opset)], sorted(values)
-        )
-    raise ConvertError(f"no pattern of {op.name} describes {values}", where=registry.origin(op))
+    expr = next((e for e in spellings_of(op, values) if available(e, opset, values)), None)
+    if expr is None:
+        raise ConvertError(f"no pattern of {op.name} describes {values}", where=registry.origin(op))
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    names = {name: name if wide == dtype else f"{name}_{wide}" for name in op.inputs()}
+    emitter = Emitter(opset, elem_type(wide), rank, values, names)
+    casts = [
+        helper.make_node("Cast", [k], [v], name=f"{k}_Cast", to=elem_type(wide)) for k, v in names.items() if k != v
+    ]
+    emitter.emit(expr, "y" if wide == dtype else f"y_{wide}")
+    if wide != dtype:
+        emitter.nodes.append(helper.make_node("Cast", [f"y_{wide}"], ["y"], name="y_Cast", to=elem_type(dtype)))
+    imports = [helper.make_opsetid("", opset)]
+    return helper.make_function(
+        domain, op.name, list(op.inputs()), ["y"], [*casts, *emitter.nodes], imports, sorted(values)
+    )
 
 
 def _add_body(model: ModelProto, op: type[Op], values: dict[str, Any], dtype: str, rank: int | None) -> str:
@@ -220,6 +268,7 @@ def _known(model: ModelProto) -> dict[str, TensorInfo]:
 def add_bodies(model: ModelProto) -> None:
     """Give every custom node that a registered op implements a function body, so that onnxruntime can run it."""
     infos: dict[str, TensorInfo] = {}
+    writing = Writing(model)
     defined = {(f.domain, f.name) for f in model.functions}
     nodes = [n for n in onnx_model.all_nodes(model) if n.domain not in onnx_model.STANDARD_DOMAINS]
     for node in nodes:
@@ -232,7 +281,7 @@ def add_bodies(model: ModelProto) -> None:
         own = {k: v for k, v in onnx_model.attribute_values(node).items() if k in op.attributes()}
         values = op().values() | own
         _retain(node.attribute, lambda a, op=op: a.name in op.attributes())
-        node.domain = _add_body(model, op, values, info.dtype or "float32", len(info.shape) if info.shape else None)
+        node.domain = writing.body(op, values, info.dtype or "float32", len(info.shape) if info.shape else None)
         missing = {k: v for k, v in values.items() if k not in own}
         node.attribute.extend(helper.make_attribute(k, v) for k, v in missing.items())
         _raise_ir(model)

@@ -1,0 +1,106 @@
+"""What a pattern cannot do without: the type of its last node, and rare node types not far before it.
+
+A cheap test before the matcher tries operands and spellings; it keeps the work in proportion to the number of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trtconvert.algebra import MEANS, MOVERS, PASSES, PRODUCTS, SUMS
+from trtconvert.graph import GraphView
+from trtconvert.pattern import Call, Either, Expr, Given, Mean, MoveAxis, Parts, Product, Rearranged, Sum
+
+_ALGEBRA = PRODUCTS | SUMS | PASSES
+
+
+@dataclass(frozen=True)
+class Near:
+    """One of these op types is the node itself, or lies before it with at most `room` sums and products of two tensors
+    between."""
+
+    kinds: frozenset[str]
+    room: int = 0
+
+
+@dataclass(frozen=True)
+class Needs:
+    """roots: op types of the last node; none: any. near: what must lie before it, the rarest first."""
+
+    roots: frozenset[str] = frozenset()
+    near: tuple[Near, ...] = ()
+
+
+@lru_cache(maxsize=4096)
+def needs(expr: Expr) -> Needs:
+    """What the expression needs at the least."""
+    if isinstance(expr, Either):
+        options = [needs(option) for option in expr.options]
+        alternatives = zip(*(option.near for option in options), strict=False)  # as many as each of them has
+        near = tuple(Near(_union(n.kinds for n in some), max(n.room for n in some)) for some in alternatives)
+        return Needs(_union(option.roots for option in options), near)
+    if isinstance(expr, Given):
+        return needs(expr.x)
+    if isinstance(expr, Product):
+        return _arithmetic(expr.factors, PRODUCTS)
+    if isinstance(expr, Sum):
+        return _arithmetic(expr.terms, SUMS)
+    if isinstance(expr, Mean):
+        return Needs(MEANS, (Near(MEANS - PRODUCTS | {"ReduceSum"}),))
+    if isinstance(expr, MoveAxis):
+        return Needs(frozenset(("Transpose",)), (Near(frozenset(("Transpose",))),))
+    if isinstance(expr, Rearranged):
+        return Needs(MOVERS, (Near(MOVERS - PASSES),))
+    kinds = frozenset((expr.op_type,)) if isinstance(expr, Call) else frozenset[str]()
+    return Needs(kinds, (Near(kinds),) if kinds else ())
+
+
+def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset[str]().union(*sets)
+
+
+def _arithmetic(parts: Parts, roots: frozenset[str]) -> Needs:
+    """What the parts need; each further part takes one node that combines it with the others."""
+    more = sum(max(1, int(abs(power))) for _, power in parts) - 1
+    near = [Near(n.kinds, n.room + more) for part, _ in parts for n in needs(part).near]
+    return Needs(roots, tuple(sorted(near, key=lambda n: len(n.kinds))))
+
+
+class Outline:
+    """Answers for one graph; `possible` is a necessary condition for a match, never a sufficient one."""
+
+    def __init__(self, graph: GraphView) -> None:
+        self.graph = graph
+        self._kinds = {name: node.op_type for node in graph.nodes for name in node.output}
+        self._distances: dict[frozenset[str], dict[str, int]] = {}
+        self._checks: dict[Expr, tuple[frozenset[str], list[tuple[dict[str, int], int]]]] = {}
+
+    def possible(self, expr: Expr, tensor: str) -> bool:
+        """Whether the node types that `expr` needs stand where they must for it to compute `tensor`."""
+        if expr not in self._checks:
+            wanted = needs(expr)
+            roots = wanted.roots | PASSES if wanted.roots else wanted.roots
+            self._checks[expr] = roots, [(self._distance(near.kinds), near.room) for near in wanted.near]
+        roots, near = self._checks[expr]
+        if roots and self._kinds.get(tensor) not in roots:
+            return False
+        for distances, room in near:  # noqa: SIM110  # the hottest lines of the search: a generator costs as much again
+            if distances.get(tensor, room + 1) > room:
+                return False
+        return True
+
+    def _distance(self, rare: frozenset[str]) -> dict[str, int]:
+        """For each tensor behind one of these op types, how many nodes that combine two tensors lie between."""
+        if rare not in self._distances:
+            known = self._distances[rare] = {}
+            for node in self.graph.nodes:
+                if node.op_type in rare:
+                    known.update(dict.fromkeys(node.output, 0))
+                elif node.op_type in _ALGEBRA:
+                    inputs = [name for name in node.input if self.graph.uniform(name) is None]
+                    nearest = min((known[name] for name in inputs if name in known), default=None)
+                    if nearest is not None:
+                        known[node.output[0]] = nearest + len(inputs) - 1
+        return self._distances[rare]
