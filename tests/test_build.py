@@ -177,9 +177,9 @@ def test_local_function_named_like_a_standard_op(tmp_path: Path) -> None:
     path = custom_model(tmp_path / "m.onnx", "Relu", definition("Relu", "Sigmoid"))
     from trtconvert.lower import lower
 
-    lowered, plugins = lower(onnx.load(path))
-    assert [node.op_type for node in lowered.graph.node] == ["Sigmoid"]
-    assert plugins == []
+    lowered = lower(onnx.load(path), tmp_path, backend.supports(backend.select("rtx")))
+    assert [node.op_type for node in lowered.model.graph.node] == ["Sigmoid"]
+    assert lowered.plugin_nodes == []
     build(path)
 
 

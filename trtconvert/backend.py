@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from trtconvert.kernel import cache_dir
 if TYPE_CHECKING:
     import tensorrt as types  # how other modules name TensorRT's types
 
-__all__ = ["RTX_EXTRA_TARGETS", "RTX_TARGETS", "Backend", "Log", "installed", "logger", "select", "types"]
+__all__ = ["RTX_EXTRA_TARGETS", "RTX_TARGETS", "Backend", "Log", "installed", "logger", "select", "supports", "types"]
 
 MODULES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 _INSTALL = {
@@ -143,6 +144,21 @@ def _link(link: Path, target: Path) -> None:
     temporary = link.with_name(f"{link.name}.{os.getpid()}")
     temporary.symlink_to(target)
     os.replace(temporary, link)
+
+
+def supports(backend: Backend) -> Callable[[str], bool]:
+    """Whether the backend's ONNX parser has an importer for a standard op."""
+    trt = backend.trt
+    log, _ = logger(backend)
+    builder = trt.Builder(log)
+    network = builder.create_network(backend.network_flags())
+    parser = trt.OnnxParser(network, log)
+    keep = (log, builder, network)  # the parser needs them alive
+
+    def supports(op_type: str) -> bool:
+        return bool(keep) and (op_type == "Constant" or bool(parser.supports_operator(op_type)))
+
+    return supports
 
 
 # --- TensorRT's log ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import trtconvert
 from trtconvert import launch, manifest, registry, shapes
 from trtconvert import model as onnx_model
-from trtconvert.backend import select
+from trtconvert.backend import select, supports
 from trtconvert.files import check_outputs, write_files
 from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.lower import PluginNode, lower
@@ -62,8 +62,9 @@ def build(
     profile = shapes.profile(proto, options.shapes)
     ops = registry.by_pattern(options.patterns)
     fused = fuse_model(proto, source.parent, ops) if options.fuse else None
-    lowered, plugin_nodes = lower(proto)
-    network = Network(backend, options, lowered, source, plugin_nodes, targets)
+    lowered = lower(proto, source.parent, supports(backend), profile.fixed)
+    plugin_nodes = lowered.plugin_nodes
+    network = Network(backend, options, lowered.model, source, plugin_nodes, targets)
     data = network.build(profile.ranges, progress)
     described = Manifest(
         tool=f"trtconvert {trtconvert.__version__}",
@@ -94,7 +95,7 @@ def build(
         fused.fusions if fused else [],
         fused.near_misses if fused else [],
         plugin_nodes,
-        list(profile.notices),
+        [*profile.notices, *lowered.notes],
         time.monotonic() - started,
     )
 

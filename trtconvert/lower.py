@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx
 from onnx import ModelProto, NodeProto, helper
-from onnx.inliner import inline_local_functions
 
+from trtconvert import branches, contrib, registry
+from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
-from trtconvert import registry
 from trtconvert.errors import ConvertError
+from trtconvert.functions import expand, inline_local
 from trtconvert.op import Op
 from trtconvert.rewrite import is_ours
 
@@ -25,27 +27,56 @@ class PluginNode:
     op: type[Op]
 
 
-def lower(model: ModelProto) -> tuple[ModelProto, list[PluginNode]]:
+@dataclass(frozen=True)
+class Lowered:
+    """A model that TensorRT's parser can read, its plugin nodes, and a line on each kind of node that was rewritten."""
+
+    model: ModelProto
+    plugin_nodes: list[PluginNode]
+    notes: list[str]
+
+
+def lower(
+    model: ModelProto,
+    folder: Path,
+    supports: Callable[[str], bool],
+    shapes: Mapping[str, Sequence[int | None]] | None = None,
+) -> Lowered:
     """Prepare a copy for parsing: bodies that fuse wrote go, where the op has a creator (older parsers would take them
     instead of the plugin), other local functions are inlined (a function named like a standard op would be taken for
-    that op), plugin nodes get all attributes, every node a unique name.
+    that op), onnxruntime's ops without a plugin are written as standard ones, an If of known condition gives way to its
+    branch, standard ops that TensorRT lacks to the body that ONNX defines for them, plugin nodes get all attributes,
+    every node a unique name.
 
-    Raises ConvertError that lists every node which neither ONNX, nor a function, nor a registered op defines.
+    folder: of external data. supports: whether TensorRT's parser has an importer for a standard op. shapes: known
+    dimensions of inputs that the model leaves open. Raises ConvertError that lists every node which neither ONNX, nor a
+    function, nor a registered op defines, or that says why one of onnxruntime's ops cannot be written as standard ones.
     """
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = onnx_model.copy(model)
     kept = [f for f in copy.functions if not (is_ours(f.domain) and registry.find(f.name))]
     del copy.functions[:]
     copy.functions.extend(kept)
-    if kept:
-        copy = inline_local_functions(copy)
+    copy, notes = _standard(inline_local(copy), folder)
+    folds = branches.fold(copy, folder, shapes)
+    notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
+    copy, expanded = expand(copy, supports)
+    notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
     nodes = list(onnx_model.all_nodes(copy))
     _name(nodes)
     custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]
     unknown = [node for node in custom if registry.find(node.op_type) is None]
     if unknown:
         raise _unknown(unknown)
-    return copy, [_plugin(node) for node in custom]
+    return Lowered(copy, [_plugin(node) for node in custom], notes)
+
+
+def _standard(model: ModelProto, folder: Path) -> tuple[ModelProto, list[str]]:
+    onnx_model.adopt_ort_ops(model)
+    if not any(contrib.is_contrib(node) for node in onnx_model.all_nodes(model)):
+        return model, []
+    views = onnx_graph.views(contrib.for_inference(onnx_model.copy(model)), folder)
+    model, written = contrib.standardize(model, views, keep=lambda op_type: registry.find(op_type) is not None)
+    return model, [f"{op} x{count} (onnxruntime's) written as standard ONNX" for op, count in written.items()]
 
 
 def _name(nodes: Iterable[NodeProto]) -> None:
@@ -112,6 +143,8 @@ def _unknown(nodes: list[NodeProto]) -> ConvertError:
     near = sorted({n for node in nodes for n in difflib.get_close_matches(node.op_type, known, 1)})
     standard = [n.op_type for n in nodes if onnx.defs.has(n.op_type)]
     hint = f"nearest registered op: {', '.join(near)}; " if near else ""
+    if any(n.domain.startswith(onnx_model.ORT_DOMAIN) for n in nodes):
+        hint += "onnxruntime's optimizer wrote them: give the model from before, or optimized at level BASIC; "
     if standard:
         hint += f"{', '.join(sorted(set(standard)))} is also a standard ONNX op: use domain '' if that is meant; "
     return ConvertError(

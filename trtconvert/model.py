@@ -22,6 +22,7 @@ from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
 
 STANDARD_DOMAINS = ("", "ai.onnx")
+ORT_DOMAIN = "com.microsoft"  # onnxruntime's own ops
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -155,6 +156,7 @@ def check(model: ModelProto, path: Path | None = None) -> None:
     has looked at: its tensors count as inputs.
     """
     bare = copy(model)
+    adopt_ort_ops(bare)
     for graph in all_graphs(bare.graph):
         del graph.value_info[:]
     external = [t for t in bare.graph.initializer if t.data_location == TensorProto.EXTERNAL]
@@ -245,6 +247,17 @@ def without_functions(model: ModelProto, goes: Callable[[FunctionProto], bool]) 
 def opset(model: ModelProto) -> int:
     """Version of the standard operator set that the model imports."""
     return next((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), 1)
+
+
+def adopt_ort_ops(model: ModelProto) -> None:
+    """Move to com.microsoft, in place, what onnxruntime's optimizer writes into the default domain although ONNX has no
+    such op there: SimplifiedLayerNormalization, and LayerNormalization before opset 17."""
+    strange = ("SimplifiedLayerNormalization", *(["LayerNormalization"] if opset(model) < 17 else []))
+    nodes = [n for n in all_nodes(model) if n.domain in STANDARD_DOMAINS and n.op_type in strange]
+    for node in nodes:
+        node.domain = ORT_DOMAIN
+    if nodes and all(entry.domain != ORT_DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(ORT_DOMAIN, 1))
 
 
 def attribute_values(node: NodeProto) -> dict[str, Any]:

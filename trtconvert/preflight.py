@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
-from trtconvert import manifest, registry
+from trtconvert import branches, contrib, manifest, registry
+from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
-from trtconvert.backend import logger, select
+from trtconvert.backend import Backend, select, supports
 from trtconvert.engine import plugins_in
+from trtconvert.functions import has_body
 from trtconvert.fuse import NearMiss, fuse_model
+from trtconvert.graph import GraphView
 from trtconvert.manifest import IO, Manifest, model_io
 from trtconvert.rewrite import Fusion, is_ours
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """How TensorRT will take a node. status: native, plugin, expanded (by its function body) or unsupported."""
+    """How TensorRT will take a node. status: native, plugin, expanded (written as other ops) or unsupported."""
 
     node: str
     op: str
@@ -101,7 +105,7 @@ def inspect_model(path: Path, backend: str = "auto") -> ModelReport:
         model_io(model, "input"),
         model_io(model, "output"),
         dict(Counter(_op(n.domain, n.op_type) for n in onnx_model.all_nodes(model)).most_common()),
-        _nodes(model, backend),
+        _nodes(model, path.parent, backend),
         result.fusions,
         result.near_misses,
     )
@@ -111,32 +115,58 @@ def _op(domain: str, op_type: str) -> str:
     return op_type if domain in onnx_model.STANDARD_DOMAINS else f"{domain}::{op_type}"
 
 
-def _nodes(model: ModelProto, backend: str) -> list[NodeReport]:
+def _nodes(model: ModelProto, folder: Path, backend: str) -> list[NodeReport]:
+    """As `lower` will take them: onnxruntime's ops where they are, and Ifs of known condition as their branch."""
     chosen = select(backend)
-    trt = chosen.trt
-    log, _ = logger(chosen)
-    builder = trt.Builder(log)
-    network = builder.create_network(chosen.network_flags())
-    parser = trt.OnnxParser(network, log)
+    known = supports(chosen)
+    model = onnx_model.copy(model)
+    onnx_model.adopt_ort_ops(model)
+    reports = [
+        NodeReport(fold.node, "If", "expanded", f"its condition is constant: the {fold.branch} branch is taken")
+        for fold in branches.fold(model, folder)
+    ]
     bodies = {(f.domain, f.name) for f in model.functions}
-    reports = []
-    for node in onnx_model.all_nodes(model):
-        op = _op(node.domain, node.op_type)
-        name = node.name or (node.output[0] if node.output else node.op_type)
-        registered = registry.find(node.op_type)
-        if node.domain in onnx_model.STANDARD_DOMAINS:
-            known = node.op_type == "Constant" or parser.supports_operator(node.op_type)
-            missing = (
-                f"{chosen.title} has no importer for it: rewrite it in the exporter, or give a plugin of that name"
-            )
-            reports.append(NodeReport(name, op, "native" if known else "unsupported", "" if known else missing))
-        elif (node.domain, node.op_type) in bodies and not (registered and is_ours(node.domain)):
-            reports.append(NodeReport(name, op, "expanded", "its function body is imported"))
-        elif registered is not None:
-            detail = f"plugin {registered.name} version {registered.version} from {registry.origin(registered)}"
-            reports.append(NodeReport(name, op, "plugin", detail))
-        else:
-            reports.append(
-                NodeReport(name, op, "unsupported", "no plugin and no function body: give one with --plugin")
-            )
+    opset = onnx_model.opset(model)
+    views = onnx_graph.views(contrib.for_inference(onnx_model.copy(model)), folder)
+    for graph, view in zip(onnx_model.all_graphs(model.graph), views, strict=True):
+        for node in graph.node:
+            name = node.name or (node.output[0] if node.output else node.op_type)
+            op = _op(node.domain, node.op_type)
+            if node.domain in onnx_model.STANDARD_DOMAINS:
+                status, detail = _standard(node, opset, known, chosen)
+            elif (node.domain, node.op_type) in bodies:
+                status, detail = _function(node)
+            else:
+                status, detail = _custom(node, view)
+            reports.append(NodeReport(name, op, status, detail))
     return reports
+
+
+def _standard(node: NodeProto, opset: int, known: Callable[[str], bool], backend: Backend) -> tuple[str, str]:
+    if known(node.op_type):
+        return "native", ""
+    if has_body(node.op_type, opset):
+        return "expanded", f"{backend.title} has no importer for it: the function that ONNX defines for it is imported"
+    missing = f"{backend.title} has no importer for it: rewrite it in the exporter, or give a plugin of that name"
+    return "unsupported", missing
+
+
+def _function(node: NodeProto) -> tuple[str, str]:
+    if is_ours(node.domain) and registry.find(node.op_type):
+        return _plugin(node)
+    return "expanded", "its function body is imported"
+
+
+def _custom(node: NodeProto, view: GraphView) -> tuple[str, str]:
+    if registry.find(node.op_type):
+        return _plugin(node)
+    if contrib.is_contrib(node):
+        why = contrib.refusal(node, view)
+        return ("unsupported", why) if why else ("expanded", "onnxruntime's op: written as standard ONNX")
+    return "unsupported", "no plugin and no function body: give one with --plugin"
+
+
+def _plugin(node: NodeProto) -> tuple[str, str]:
+    op = registry.find(node.op_type)
+    assert op is not None
+    return "plugin", f"plugin {op.name} version {op.version} from {registry.origin(op)}"

@@ -7,10 +7,10 @@ from pathlib import Path
 import onnx
 import onnxruntime
 from onnx import ModelProto
-from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert.model import serialize
+from trtconvert.functions import inline_local
+from trtconvert.model import copy, serialize
 
 
 def session(model: ModelProto, folder: Path = Path()) -> onnxruntime.InferenceSession:
@@ -28,4 +28,4 @@ def session(model: ModelProto, folder: Path = Path()) -> onnxruntime.InferenceSe
 def evaluator(model: ModelProto) -> ReferenceEvaluator:
     """ONNX's reference evaluator. Ops that ONNX defines by functions of their context need types, and no function of
     ours around them."""
-    return ReferenceEvaluator(onnx.shape_inference.infer_shapes(inline_local_functions(model)))
+    return ReferenceEvaluator(onnx.shape_inference.infer_shapes(inline_local(copy(model))))

@@ -54,6 +54,14 @@ class Profile:
     ranges: dict[str, Range]
     notices: tuple[str, ...] = ()
 
+    @property
+    def fixed(self) -> dict[str, list[int | None]]:
+        """Per input the dimensions that have one value only, None for the others."""
+        return {
+            name: [low if low == high else None for low, high in zip(r.min, r.max, strict=True)]
+            for name, r in self.ranges.items()
+        }
+
 
 def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
     """The optimization profile for the model's dynamic inputs.

@@ -1,0 +1,286 @@
+"""Each of onnxruntime's own ops (domain com.microsoft) in terms of standard ONNX ops, for any opset.
+
+Source: onnxruntime 1.32, docs/ContribOperators.md, and what its CPU kernels compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from trtconvert import model as onnx_model
+from trtconvert.errors import ConvertError
+
+Known = Callable[[str], "tuple[str, int | None]"]  # dtype ("" if unknown) and rank of a tensor
+
+
+class Writer:
+    """Writes the standard nodes of one contrib node: `op.Mul(a, b)` is a node, its value the name of what it makes.
+
+    The op's inputs are named x0, x1, ...; dtype is that of its data, "" if unknown.
+    """
+
+    def __init__(self, node: NodeProto, opset: int, known: Known) -> None:
+        self.node, self.opset = node, opset
+        self.nodes: list[NodeProto] = []
+        self.attributes = onnx_model.attribute_values(node)
+        self.known = {f"x{i}": known(name) for i, name in enumerate(node.input) if name}
+
+    def __getattr__(self, op_type: str) -> Callable[..., str]:
+        if op_type.startswith("_"):
+            raise AttributeError(op_type)
+        return partial(self.node_of, op_type)
+
+    def node_of(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """A node of that type; the name of what it makes."""
+        output = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, list(inputs), [output], **attributes))
+        return output
+
+    def refuse(self, why: str, fix: str | None = None) -> ConvertError:
+        name = self.node.name or next(iter(self.node.output), "")
+        return ConvertError(f"{self.node.op_type} {why}", where=f"node {name}", fix=fix)
+
+    def wants(self, *outputs: int) -> bool:
+        """Whether any of these outputs of the op is there."""
+        return any(self.node.output[i] for i in outputs if i < len(self.node.output))
+
+    def dtype(self, name: str) -> str:
+        return self.known[name][0]
+
+    def rank(self, name: str) -> int | None:
+        return self.known[name][1]
+
+    def axes_from(self, axis: int, x: str) -> list[int]:
+        """The axes from `axis` to the last, counted from the end."""
+        rank = self.rank(x)
+        if axis >= 0 and rank is None:
+            raise self.refuse(f"has axis {axis} of a tensor of unknown rank", "export it with axis -1, or with shapes")
+        return list(range(axis if axis < 0 else axis - (rank or 0), 0))
+
+    def tensor(self, value: Any, dtype: Any) -> str:
+        """A constant."""
+        return self.Constant(value=numpy_helper.from_array(np.asarray(value, dtype)))
+
+    def number(self, value: float, like: str) -> str:
+        """A constant of an input's dtype."""
+        if self.dtype(like):
+            return self.tensor(value, onnx_model.numpy_dtype(self.dtype(like)))
+        return self.CastLike(self.tensor(value, np.float32), like)
+
+    def wide(self, x: str, like: str = "") -> str:
+        """x as float32; like: the input whose dtype it has, itself unless given."""
+        return x if self.dtype(like or x) == "float32" else self.Cast(x, to=TensorProto.FLOAT)
+
+    def narrow(self, x: str, like: str) -> str:
+        """A float32 tensor in an input's dtype."""
+        dtype = self.dtype(like)
+        if dtype == "float32":
+            return x
+        return self.Cast(x, to=onnx_model.elem_type(dtype)) if dtype else self.CastLike(x, like)
+
+    def reduce(self, op_type: str, x: str, axes: Sequence[int], since: int, keepdims: int = 1) -> str:
+        """A reduction; from opset `since` on its axes are an input."""
+        if self.opset >= since:
+            return self.node_of(op_type, x, self.tensor(axes, np.int64), keepdims=keepdims)
+        return self.node_of(op_type, x, axes=axes, keepdims=keepdims)
+
+    def mean(self, x: str, axes: Sequence[int]) -> str:
+        return self.reduce("ReduceMean", x, axes, since=18)
+
+    def total(self, *terms: str) -> str:
+        """The sum of the terms that are there."""
+        present = [t for t in terms if t]
+        result = present[0]
+        for term in present[1:]:
+            result = self.Add(result, term)
+        return result
+
+
+# --- the ops: inputs and outputs are names of tensors, "" for an input that is not there -------------------------------
+
+Outputs = tuple[str, ...]
+
+
+def _gelu(op: Writer, x: str) -> Outputs:
+    return (_erf_gelu(op, x),)
+
+
+def _bias_gelu(op: Writer, a: str, b: str) -> Outputs:
+    return (_erf_gelu(op, op.Add(a, b)),)
+
+
+def _erf_gelu(op: Writer, x: str) -> str:
+    """0.5 x (1 + erf(x / sqrt(2)))"""
+    if op.opset >= 20:
+        return op.Gelu(x)
+    phi = op.Add(op.Erf(op.Mul(x, op.number(math.sqrt(0.5), "x0"))), op.number(1.0, "x0"))
+    return op.Mul(op.Mul(x, op.number(0.5, "x0")), phi)
+
+
+def _fast_gelu(op: Writer, x: str, bias: str = "") -> Outputs:
+    """0.5 x (1 + tanh(x sqrt(2 / pi) (1 + 0.044715 x^2)))"""
+    x = op.total(x, bias)
+    if op.opset >= 20:
+        return (op.Gelu(x, approximate="tanh"),)
+    root = math.sqrt(2 / math.pi)
+    factor = op.Add(op.Mul(op.Mul(x, x), op.number(0.044715 * root, "x0")), op.number(root, "x0"))
+    phi = op.Add(op.Tanh(op.Mul(x, factor)), op.number(1.0, "x0"))
+    return (op.Mul(op.Mul(x, op.number(0.5, "x0")), phi),)
+
+
+def _quick_gelu(op: Writer, x: str) -> Outputs:
+    """x sigmoid(alpha x)"""
+    return (op.Mul(x, op.Sigmoid(op.Mul(x, op.number(op.attributes.get("alpha", 1.702), "x0")))),)
+
+
+def _layer_norm(op: Writer, x: str, scale: str, b: str = "") -> Outputs:
+    return _normalize(op, x, "x0", scale, b, epsilon=1e-5)
+
+
+def _simplified_layer_norm(op: Writer, x: str, scale: str) -> Outputs:
+    y, _, inv_std_var = _normalize(op, x, "x0", scale, None, epsilon=1e-5, statistics=op.wants(1))
+    return y, inv_std_var
+
+
+def _skip_layer_norm(op: Writer, x: str, skip: str, gamma: str, beta: str = "", bias: str = "") -> Outputs:
+    x = op.total(x, skip, bias)
+    return (*_normalize(op, x, "x0", gamma, beta, epsilon=1e-12), x)
+
+
+def _skip_simplified_layer_norm(op: Writer, x: str, skip: str, gamma: str, bias: str = "") -> Outputs:
+    x = op.total(x, skip, bias)
+    return (*_normalize(op, x, "x0", gamma, None, epsilon=1e-12), x)
+
+
+def _normalize(
+    op: Writer, x: str, like: str, scale: str, bias: str | None, epsilon: float, statistics: bool | None = None
+) -> Outputs:
+    """(x - mean) / sqrt(var + epsilon) * scale + bias, mean and 1 / sqrt(var + epsilon); bias None: without the mean.
+
+    like: an input of x's dtype; y has that of scale. Arithmetic in float32. epsilon: the op's default.
+    """
+    epsilon = op.attributes.get("epsilon", epsilon)
+    axis = op.attributes.get("axis", -1)
+    if not (op.wants(1, 2) if statistics is None else statistics):  # TensorRT refuses those outputs of the standard op
+        if bias is None and op.opset >= 23:
+            return op.RMSNormalization(x, scale, axis=axis, epsilon=epsilon), "", ""
+        if bias is not None and op.opset >= 17 and op.dtype(like) == op.dtype(scale):
+            return op.LayerNormalization(x, scale, *filter(None, [bias]), axis=axis, epsilon=epsilon), "", ""
+    axes = op.axes_from(axis, like)
+    x = op.wide(x, like)
+    mean = "" if bias is None else op.mean(x, axes)
+    d = op.Sub(x, mean) if mean else x
+    inv = op.Reciprocal(op.Sqrt(op.Add(op.mean(op.Mul(d, d), axes), op.tensor(epsilon, np.float32))))
+    y = op.Mul(op.Mul(d, inv), op.wide(scale))
+    return op.narrow(op.total(y, op.wide(bias) if bias else ""), scale), mean, inv
+
+
+def _embed_layer_norm(
+    op: Writer,
+    ids: str,
+    segment_ids: str,
+    words: str,
+    positions: str,
+    segments: str,
+    gamma: str,
+    beta: str,
+    mask: str = "",
+    position_ids: str = "",
+) -> Outputs:
+    """Up to three embeddings, summed and normalised; mask_index is the number of ones in a row of the mask."""
+    first = op.tensor([0], np.int64)
+    if position_ids:
+        position = op.Gather(positions, position_ids)
+    else:
+        length = op.Gather(op.Shape(ids), op.tensor([1], np.int64))
+        position = op.Slice(positions, first, length, first)
+    x = op.total(op.Gather(words, ids), position, op.Gather(segments, segment_ids) if segment_ids else "")
+    y, _, _ = _normalize(op, x, words, gamma, beta, epsilon=1e-12, statistics=False)
+    count = ""
+    if op.wants(1) and mask:
+        ones = op.Cast(op.Equal(mask, op.tensor(1, np.int32)), to=TensorProto.INT32)
+        count = op.reduce("ReduceSum", ones, [1], since=13, keepdims=0)
+    elif op.wants(1):
+        count = op.Expand(op.tensor(0, np.int32), op.Gather(op.Shape(ids), first))
+    return y, count, x
+
+
+def _fused_matmul(op: Writer, a: str, b: str) -> Outputs:
+    """alpha A' B', A' and B' transposed: trans swaps the last two axes, transBatch moves the first one behind the batch."""
+    y = op.MatMul(_transposed(op, a, "A"), _transposed(op, b, "B"))
+    alpha = op.attributes.get("alpha", 1.0)
+    return (y if alpha == 1.0 else op.Mul(y, op.number(alpha, "x0")),)
+
+
+def _transposed(op: Writer, x: str, side: str) -> str:
+    swap, batch = op.attributes.get(f"trans{side}", 0), op.attributes.get(f"transBatch{side}", 0)
+    rank = op.rank(x)
+    if not (swap or batch) or rank == 1:
+        return x
+    if rank is None:  # as in inference
+        return op.Einsum(x, equation=f"{'m...k' if batch else '...mk'}->{'...km' if swap else '...mk'}")
+    perm = [*range(1, rank - 1), 0, rank - 1] if batch else list(range(rank))
+    if swap:
+        perm[-2:] = perm[:-3:-1]
+    return op.Transpose(x, perm=perm)
+
+
+_CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_ACTIVATIONS = {  # and their attributes
+    "": (),
+    "Relu": (),
+    "Tanh": (),
+    "Sigmoid": (),
+    "LeakyRelu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "Clip": ("min", "max"),
+}
+
+
+def _fused_conv(op: Writer, x: str, w: str, b: str = "", z: str = "") -> Outputs:
+    """activation(Conv(x, w, b) + z)"""
+    attributes = {name: value for name, value in op.attributes.items() if name in _CONV}
+    y = op.total(op.Conv(x, w, *filter(None, [b]), **attributes), z)
+    activation, values = op.attributes.get("activation", ""), op.attributes.get("activation_params", [])
+    names = _ACTIVATIONS.get(activation)
+    if names is None or len(values) < len(names):
+        known = ", ".join(f"{a}({', '.join(p)})" for a, p in _ACTIVATIONS.items() if a)
+        raise op.refuse(f"has activation {activation!r} with parameters {values}", f"onnxruntime defines {known}")
+    if activation == "Clip":
+        return (op.Clip(y, *(op.number(v, "x0") for v in values[:2])),)
+    return (op.node_of(activation, y, **dict(zip(names, values, strict=False))) if activation else y,)
+
+
+_GEMM = ("alpha", "beta", "transA", "transB")
+
+
+def _fused_gemm(op: Writer, a: str, b: str, c: str = "") -> Outputs:
+    """activation(Gemm(a, b, c)); the activation's attributes are prefixed with its name's kind."""
+    gemm = {name: value for name, value in op.attributes.items() if name in _GEMM}
+    y = op.Gemm(a, b, *filter(None, [c]), **gemm)
+    prefix = "activation_"
+    attributes = {k.removeprefix(prefix): v for k, v in op.attributes.items() if k.startswith(prefix)}
+    activation = op.attributes.get("activation", "")
+    return (op.node_of(activation, y, **attributes) if activation else y,)
+
+
+WRITERS: dict[str, Callable[..., Outputs]] = {
+    "BiasGelu": _bias_gelu,
+    "EmbedLayerNormalization": _embed_layer_norm,
+    "FastGelu": _fast_gelu,
+    "FusedConv": _fused_conv,
+    "FusedGemm": _fused_gemm,
+    "FusedMatMul": _fused_matmul,
+    "Gelu": _gelu,
+    "LayerNormalization": _layer_norm,
+    "QuickGelu": _quick_gelu,
+    "SimplifiedLayerNormalization": _simplified_layer_norm,
+    "SkipLayerNormalization": _skip_layer_norm,
+    "SkipSimplifiedLayerNormalization": _skip_simplified_layer_norm,
+}
