@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert import contrib
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.graph import GraphView
@@ -74,7 +73,7 @@ def _choose(
             if given is not None:
                 dim.dim_value = given
     values: dict[tuple[int, str], NDArray[Any] | None] = {}
-    for graph_index, view in enumerate(onnx_graph.views(contrib.for_inference(known), folder)):
+    for graph_index, view in enumerate(onnx_graph.views(known, folder)):
         found = {}
         for index, node in enumerate(view.graph.node):
             if node.op_type == "If" and node.domain in onnx_model.STANDARD_DOMAINS:

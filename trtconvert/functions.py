@@ -7,20 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
-from onnx.inliner import inline_local_functions, inline_selected_functions
+from onnx.inliner import inline_selected_functions
 
 from trtconvert import model as onnx_model
 
 
-def inline_local(model: ModelProto) -> ModelProto:
-    """A model with its own functions written out. Nodes in `model` itself may get attributes as in `expand`."""
-    if not model.functions:
+def inline_local(model: ModelProto, goes: Callable[[FunctionProto], bool] = lambda _: True) -> ModelProto:
+    """A model with its own functions written out, those that are to go. Nodes in `model` itself may get attributes as in
+    `expand`."""
+    going = [(f.domain, f.name) for f in model.functions if goes(f)]
+    if not going:
         return model
     defaults = {(f.domain, f.name): list(f.attribute_proto) for f in model.functions}
     _fill(onnx_model.all_nodes(model), defaults)
     for function in model.functions:
         _fill(_nodes(function), defaults)
-    return inline_local_functions(model)
+    return inline_selected_functions(model, going)
 
 
 def has_body(op_type: str, opset: int) -> bool:

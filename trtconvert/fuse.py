@@ -16,6 +16,7 @@ from trtconvert.accept import Refused, Site, accept
 from trtconvert.algebra import Reading
 from trtconvert.arithmetic import NO_FAILURE
 from trtconvert.files import check_outputs
+from trtconvert.functions import inline_local
 from trtconvert.graph import GraphView, views
 from trtconvert.match import Matcher
 from trtconvert.op import Op
@@ -74,9 +75,11 @@ def fuse_model(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> Fuse
 
     Local functions are opened if that lets something be fused; otherwise they stay.
     """
-    opened = onnx_model.without_functions(model, lambda f: not is_ours(f.domain))
-    result = _fuse_graphs(opened or model, folder, ops)
-    if opened is not None and result.fusions:
+    opened = model
+    if not all(is_ours(f.domain) for f in model.functions):
+        opened = inline_local(onnx_model.copy(model), lambda f: not is_ours(f.domain))
+    result = _fuse_graphs(opened, folder, ops)
+    if opened is not model and result.fusions:
         model.CopyFrom(opened)
     result.model = model
     return result

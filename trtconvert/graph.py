@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from trtconvert import contrib
 from trtconvert.model import (
     STANDARD_DOMAINS,
     all_graphs,
@@ -228,6 +229,7 @@ def infer(model: ModelProto) -> dict[int, dict[str, TensorInfo]]:
     names = [[v.name for v in g.value_info] for g in all_graphs(bare.graph)]
     for graph in all_graphs(bare.graph):
         del graph.value_info[:]
+    bare = contrib.for_inference(bare)
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):

@@ -74,7 +74,7 @@ def _standard(model: ModelProto, folder: Path) -> tuple[ModelProto, list[str]]:
     onnx_model.adopt_ort_ops(model)
     if not any(contrib.is_contrib(node) for node in onnx_model.all_nodes(model)):
         return model, []
-    views = onnx_graph.views(contrib.for_inference(onnx_model.copy(model)), folder)
+    views = onnx_graph.views(model, folder)
     model, written = contrib.standardize(model, views, keep=lambda op_type: registry.find(op_type) is not None)
     return model, [f"{op} x{count} (onnxruntime's) written as standard ONNX" for op, count in written.items()]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -13,9 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx.inliner
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from trtconvert.errors import ConvertError
@@ -236,12 +235,6 @@ def captured(node: NodeProto) -> set[str]:
             made |= set(inner.output)
         names |= used - made
     return names
-
-
-def without_functions(model: ModelProto, goes: Callable[[FunctionProto], bool]) -> ModelProto | None:
-    """A copy with these local functions opened where they are called; None if the model has none of them."""
-    ids = [(f.domain, f.name) for f in model.functions if goes(f)]
-    return onnx.inliner.inline_selected_functions(model, ids) if ids else None
 
 
 def opset(model: ModelProto) -> int:

@@ -127,7 +127,7 @@ def _nodes(model: ModelProto, folder: Path, backend: str) -> list[NodeReport]:
     ]
     bodies = {(f.domain, f.name) for f in model.functions}
     opset = onnx_model.opset(model)
-    views = onnx_graph.views(contrib.for_inference(onnx_model.copy(model)), folder)
+    views = onnx_graph.views(model, folder)
     for graph, view in zip(onnx_model.all_graphs(model.graph), views, strict=True):
         for node in graph.node:
             name = node.name or (node.output[0] if node.output else node.op_type)
