@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trtconvert.pattern import Attr, Builder, Expr
+from trtconvert.pattern import Anything, Attr, Builder, Expr
 
 _ROOT = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
@@ -78,5 +78,24 @@ def layer_norm(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr, axi
         x * (g / std) - mean * (g / std),
         x / std + (b - mean / std),
         x / std - mean / std,
+        *_by_other_norms(op, x, scale, bias, epsilon, axis),
         name="a LayerNorm",
     )
+
+
+def _by_other_norms(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr, axis: Attr | int) -> Iterator[Expr]:
+    """GroupNorm of one group, which normalises all axes but the first; and Keras' BatchNormalization that is training, of
+    rows put where it has its channels. Source: torch.nn.GroupNorm as PyTorch exports it; keras 2 LayerNormalization."""
+    g, b = op.per_channel(scale, axis), op.per_channel(bias, axis)
+    one_group = op.reshaped(x, lambda shape: (shape[0], 1, math.prod(shape[1:])))
+    group = op.given(
+        op.reshaped(op.InstanceNormalization(one_group, 1, 0, epsilon=epsilon)), axis=lambda rank: 1 - rank
+    )
+    channels = op.reshaped(x, lambda shape: (1, math.prod(shape[:-1]), shape[-1], 1))
+    any_mean, any_var = Anything(), Anything()
+    batch = op.BatchNormalization(channels, 1, 0, any_mean, any_var, epsilon=epsilon, training_mode=1)
+    rows = op.given(op.reshaped(batch), axis=-1)
+    for norm in (group, rows):
+        yield from (norm * g + b, norm * g, norm + b)
+    whole = op.GroupNormalization(x, op.per_channel(scale, 1), op.per_channel(bias, 1), num_groups=1, epsilon=epsilon)
+    yield op.given(whole, axis=lambda rank: 1 - rank)

@@ -119,6 +119,10 @@ class _Data:
             )
         if self.result.dtype not in ("", self.dtype):
             raise Refused(f"{self.name} is {self.dtype}, the result {self.result.dtype}; the op has one dtype for both")
+        if not self.match.moved and self.shape and self.result.shape and len(self.shape) == len(self.result.shape):
+            pairs = [p for p in zip(self.shape, self.result.shape, strict=True) if all(isinstance(d, int) for d in p)]
+            if any(a != b for a, b in pairs):
+                raise Refused(f"{self.name} has shape {list(self.shape)}, the result {list(self.result.shape)}")
         for node in self.casts:
             to = dtype_name(next(a.i for a in node.attribute if a.name == "to"))
             if to != self.dtype and _PRECISION[to] <= _PRECISION.get(self.dtype, 0):

@@ -12,6 +12,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, helper
 from trtconvert.errors import ConvertError
 from trtconvert.pattern import (
     ATTRIBUTE_INPUTS,
+    Anything,
     Attr,
     Call,
     Either,
@@ -24,6 +25,7 @@ from trtconvert.pattern import (
     PerChannel,
     Product,
     Rearranged,
+    Reshaped,
     Sum,
     Var,
 )
@@ -171,8 +173,8 @@ def available(expr: Expr, opset: int, values: Mapping[str, Any]) -> bool:
     if isinstance(expr, Either):
         return any(available(o, opset, values) for o in expr.options)
     if isinstance(expr, Given):
-        agrees = all(values[name] == value for name, value in expr.attributes.items())
+        agrees = all(callable(value) or values[name] == value for name, value in expr.attributes.items())
         return agrees and available(expr.x, opset, values)
     if isinstance(expr, Mean | MoveAxis):
         return available(expr.x, opset, values)
-    return not isinstance(expr, Folded | Rearranged)
+    return not isinstance(expr, Folded | Rearranged | Reshaped | Anything)

@@ -16,6 +16,7 @@ from trtconvert.model import STANDARD_DOMAINS
 from trtconvert.outline import Outline
 from trtconvert.pattern import (
     ATTRIBUTE_INPUTS,
+    Anything,
     Attr,
     Call,
     Either,
@@ -28,6 +29,7 @@ from trtconvert.pattern import (
     PerChannel,
     Product,
     Rearranged,
+    Reshaped,
     Sum,
     Var,
 )
@@ -92,6 +94,8 @@ class Matcher(Arithmetic):
             yield from self._variable(expr.var, tensor, state._replace(along=along))
         elif isinstance(expr, Number | Attr):
             yield from self._number(expr, tensor, state)
+        elif isinstance(expr, Anything):
+            yield state
         elif isinstance(expr, Folded):
             yield from self.folded(expr, tensor, 1.0, state)
         elif expr not in self._whole and not self.outline.possible(expr, tensor):
@@ -115,8 +119,10 @@ class Matcher(Arithmetic):
                     yield from ways
                     return
         elif isinstance(expr, Given):
+            rank = self.graph.rank(tensor)
+            values = {k: (rank and v(rank)) if callable(v) else v for k, v in expr.attributes.items()}
             for found in self.match(expr.x, tensor, state):
-                yield from self._bind_all(expr.attributes, found)
+                yield from self._bind_all(values, found)
         elif isinstance(expr, Product):
             yield from self.product(expr, tensor, state)
         elif isinstance(expr, Sum):
@@ -125,6 +131,8 @@ class Matcher(Arithmetic):
             yield from self._mean(expr, tensor, state)
         elif isinstance(expr, Rearranged):
             yield from self._rearranged(expr, tensor, state)
+        elif isinstance(expr, Reshaped):
+            yield from self._reshaped(expr, tensor, state)
         else:
             for name, nodes in self.reading.handed_on(tensor):
                 yield from self._node(expr, name, state.with_nodes(nodes))
@@ -207,6 +215,17 @@ class Matcher(Arithmetic):
         if not moved:
             self.unlike(state, tensor, "a Transpose or Reshape")
 
+    def _reshaped(self, expr: Reshaped, tensor: str, state: Match) -> States:
+        index, shape = self.graph.producers[tensor], self.graph.info(tensor).shape
+        source = self.graph.nodes[index].input[0]
+        before = [size for size in self.graph.info(source).shape or () if isinstance(size, int)]
+        if shape is None or not all(isinstance(size, int) for size in shape) or source == tensor:
+            self.fail(state, f"the shape of {tensor} is not known")
+        elif expr.shape is None or shape == expr.shape(tuple(before)):
+            yield from self.match(expr.x, source, state.with_nodes(frozenset((index,))))
+        else:
+            self.fail(state, f"{tensor} has shape {list(shape)}, not {list(expr.shape(tuple(before)))}")
+
     def _node(self, expr: Expr, tensor: str, state: Match) -> States:
         op_type = "Transpose" if isinstance(expr, MoveAxis) else expr.op_type if isinstance(expr, Call) else ""
         domain = expr.domain if isinstance(expr, Call) else ""
@@ -241,6 +260,8 @@ class Matcher(Arithmetic):
             yield state
             return
         for found in self.match(exprs[0], tensors[0], state):
+            if isinstance(exprs[0], Number):  # it is not broadcast against the data
+                found = found._replace(numbers=state.numbers)
             yield from self._inputs(exprs[1:], tensors[1:], found)
 
     def _attributes(

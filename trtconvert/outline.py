@@ -11,8 +11,9 @@ from functools import lru_cache
 
 from trtconvert.algebra import MEANS, MOVERS, PASSES, PRODUCTS, SUMS
 from trtconvert.graph import GraphView
-from trtconvert.pattern import Call, Either, Expr, Given, Mean, MoveAxis, Parts, Product, Rearranged, Sum
+from trtconvert.pattern import Call, Either, Expr, Given, Mean, MoveAxis, Parts, Product, Rearranged, Reshaped, Sum
 
+_RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
 _ALGEBRA = PRODUCTS | SUMS | PASSES
 
 
@@ -51,6 +52,8 @@ def needs(expr: Expr) -> Needs:
         return Needs(MEANS, (Near(MEANS - PRODUCTS | {"ReduceSum"}),))
     if isinstance(expr, MoveAxis):
         return Needs(frozenset(("Transpose",)), (Near(frozenset(("Transpose",))),))
+    if isinstance(expr, Reshaped):
+        return Needs(_RESHAPES, (Near(_RESHAPES),))
     if isinstance(expr, Rearranged):
         return Needs(MOVERS, (Near(MOVERS - PASSES),))
     kinds = frozenset((expr.op_type,)) if isinstance(expr, Call) else frozenset[str]()

@@ -125,8 +125,21 @@ class Rearranged(Expr):
 
 
 @dataclass(frozen=True, eq=False)
+class Reshaped(Expr):
+    """A Reshape of x. shape: what it makes of x's shape, all sizes known; None: back to the shape of the op's data."""
+
+    x: Expr
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Anything(Expr):
+    """An input of a node that does not matter."""
+
+
+@dataclass(frozen=True, eq=False)
 class Given(Expr):
-    """A spelling that fixes attributes of the op, by value."""
+    """A spelling that fixes attributes of the op: by value, or by a function of the rank."""
 
     x: Expr
     attributes: dict[str, Any]
@@ -245,8 +258,12 @@ class Builder:
         Where two could stand for one subgraph and one be refused, let `patterns` yield two patterns."""
         return Either(options, name)
 
+    def reshaped(self, x: Expr, shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None) -> Expr:
+        """x with its elements in another shape; with none given, back in that of the op's data."""
+        return Reshaped(x, shape)
+
     def given(self, x: Expr, **attributes: Any) -> Expr:
-        """A spelling that means these values of the op's attributes."""
+        """A spelling that means these values of the op's attributes; a function gets the rank."""
         return Given(x, attributes)
 
     def per_channel(self, var: Expr, axis: Attr | int) -> Expr:
