@@ -39,10 +39,13 @@ class Child:
         return "crash", reason
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, by force if it does not when nothing more can come."""
         if self.running is not None:
-            self.running[0].kill()
-            self.running[0].join()
+            process, connection = self.running
+            connection.close()
+            process.join(5)
+            process.kill()
+            process.join()
             self.running = None
 
 

@@ -52,7 +52,7 @@ from tests.bench.child import Child
 from tests.bench.other_matchers import MATCHERS, session
 
 LIMIT_S = 60
-DISTRIBUTIONS = {"polygraphy": "onnx-graphsurgeon"}
+PACKAGES = {"polygraphy": "onnx-graphsurgeon"}  # where the matcher lies, if not in a package of its name
 COLUMNS = ("hits", "misses", "refused", "optional hits", "false", "wrong", "errors", "crashes")
 
 
@@ -177,7 +177,8 @@ def main() -> None:
     print("|---" * (len(COLUMNS) + 1) + "|")
     for name, files in results.items():
         sums = (str(sum(f[column] for f in files.values())) for column in COLUMNS)
-        print(f"| {name} {version(DISTRIBUTIONS.get(name, name))} | " + " | ".join(sums) + " |")
+        package = PACKAGES.get(name, name)
+        print(f"| {name} ({package} {version(package)}) | " + " | ".join(sums) + " |")
 
 
 if __name__ == "__main__":
