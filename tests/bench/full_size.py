@@ -41,6 +41,7 @@ from trtconvert import fuse
 
 LIMIT_S = 1800
 PACKAGES = ("torch", "transformers", "onnxscript")
+FILE = "model.onnx"
 EXPORTERS = (("TorchScript", 17), ("dynamo", 18))
 
 Built = tuple[Any, tuple[Any, ...], Callable[..., Any]]  # model, inputs, how to call the one with the other
@@ -183,18 +184,23 @@ def measure(path: str) -> tuple[int, int, float, str]:
     return nodes, found, seconds, f"{miss.node}: {miss.reason}" if miss else "none"
 
 
+def home(folder: Path, name: str, exporter: str, opset: int) -> Path:
+    """Where an export with its weights lies."""
+    return folder / f"{name}-{exporter.lower()}{opset}"
+
+
 def row(name: str, exporter: str, opset: int, folder: Path) -> tuple[str, bool, str]:
     """The row of the table, whether all is as expected, and the nearest miss if not."""
-    subject, home = SUBJECTS[name], folder / f"{name}-{exporter.lower()}{opset}"
-    start, path = f"| {subject.title} | {exporter}, {opset} |", home / "model.onnx"
+    subject, kept = SUBJECTS[name], home(folder, name, exporter, opset)
+    start, path = f"| {subject.title} | {exporter}, {opset} |", kept / FILE
     if not path.exists():
-        part = home.with_suffix(".part")
+        part = kept.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        status, message = in_child(export, name, exporter, opset, str(part / path.name))
+        status, message = in_child(export, name, exporter, opset, str(part / FILE))
         if status != "ok":
             return f"{start} | | {subject.expected} | | export failed: {_line(message)} |", True, ""
-        part.rename(home)
+        part.rename(kept)
     status, measured = in_child(measure, str(path))
     if status != "ok":
         return f"{start} | | {subject.expected} | | differs: {_line(measured)} |", False, ""
@@ -226,7 +232,8 @@ def main() -> None:
     arguments = parser.parse_args()
     names = [arguments.only] if arguments.only else list(SUBJECTS)
     missing = [package for package in PACKAGES if find_spec(package) is None]
-    if missing and not arguments.folder:
+    paths = [home(arguments.folder or Path(), name, *exporter) / FILE for name in names for exporter in EXPORTERS]
+    if missing and not (arguments.folder and all(path.exists() for path in paths)):
         parser.error(f"{', '.join(missing)} not installed: pip install {' '.join(PACKAGES)}")
     misses, all_good = [], True
     print("| model | exporter, opset | nodes | found | expected | fuse, s | verdict |")
