@@ -389,6 +389,8 @@ def plant(sketch: Sketch) -> Plant:
     sketch.wanted += [f"{built.y}_fused", *(f"{last}_{end}" for end in ("scale", "bias", "LayerNormGelu"))]
     if sketch.pick(False, True):
         break_it(sketch, built)
+    elif sketch.chance(6):
+        two_axes(sketch, built, sketch.shapes[built.x])
     return built
 
 
@@ -493,12 +495,10 @@ def _swapped(sketch: Sketch, plant: Plant) -> bool | None:
 
 
 def _axis(sketch: Sketch, plant: Plant) -> bool | None:
-    """Mean, variance or both over another axis; LayerNormalization over two."""
+    """Mean or variance over another axis."""
     rank = len(sketch.shapes[plant.x])
     if rank < 2:
         return False
-    if "norm" in plant.roles:
-        return _two_axes(sketch, plant, sketch.shapes[plant.x])
     reduces = [n for n in plant.nodes if n.op_type == "ReduceMean"]
     if not reduces:
         return False
@@ -509,16 +509,16 @@ def _axis(sketch: Sketch, plant: Plant) -> bool | None:
     return None
 
 
-def _two_axes(sketch: Sketch, plant: Plant, shape: Shape) -> bool | None:
-    if not all(isinstance(d, int) for d in shape[-2:]):
-        return False
+def two_axes(sketch: Sketch, plant: Plant, shape: Shape) -> None:
+    """Not a break: LayerNormalization over the last two axes."""
+    if "norm" not in plant.roles or len(shape) < 2 or not all(isinstance(d, int) for d in shape[-2:]):
+        return
     node = plant.roles["norm"]
     kept = [a for a in node.attribute if a.name != "axis"]
     del node.attribute[:]
     node.attribute.extend([*kept, helper.make_attribute("axis", -2)])
     for _, index, _ in plant.vectors:
         node.input[index] = sketch.array(sketch.vector(shape[-2:]))
-    return None
 
 
 def _set_axes(sketch: Sketch, node: NodeProto, axes: list[int]) -> None:

@@ -40,8 +40,9 @@ def write_file(path: Path, data: bytes) -> None:
     write_files({path: data})
 
 
-def write_files(contents: Mapping[Path, bytes]) -> None:
-    """Write several files that belong together: all are complete before the first takes its name."""
+def write_files(contents: Mapping[Path, bytes | Iterable[bytes]]) -> None:
+    """Write several files that belong together, each given whole or in pieces: all are complete before the first takes its
+    name."""
     temporaries: dict[Path, str] = {}
     path = Path()
     try:
@@ -58,12 +59,12 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
                 os.unlink(temporary)
 
 
-def _temporary(path: Path, data: bytes) -> str:
+def _temporary(path: Path, data: bytes | Iterable[bytes]) -> str:
     """A complete file beside `path` under a temporary name; removed again if it cannot be completed."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())

@@ -19,9 +19,9 @@ from trtconvert.model import (
     all_graphs,
     attribute_values,
     captured,
-    copy,
     dtype_name,
     opset,
+    skeleton,
     subgraphs,
 )
 
@@ -224,21 +224,16 @@ def infer(model: ModelProto) -> dict[int, dict[str, TensorInfo]]:
 
     Stored value_info is only believed where inference finds nothing: exporters and editors leave it stale.
     """
-    bare = copy(model, with_weights=False)
-    stored = [[describe(v) for v in g.value_info] for g in all_graphs(bare.graph)]
-    names = [[v.name for v in g.value_info] for g in all_graphs(bare.graph)]
-    for graph in all_graphs(bare.graph):
-        del graph.value_info[:]
-    bare = contrib.for_inference(bare)
+    stored = [{v.name: describe(v) for v in g.value_info} for g in all_graphs(model.graph)]
+    bare = contrib.for_inference(skeleton(model))
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
         inferred = bare
     result = {}
     for index, graph in enumerate(all_graphs(inferred.graph)):
-        infos = dict(zip(names[index], stored[index], strict=True))
         found = {v.name: describe(v) for v in [*graph.value_info, *graph.input, *graph.output]}
-        result[index] = infos | {name: info for name, info in found.items() if info.dtype}
+        result[index] = stored[index] | {name: info for name, info in found.items() if info.dtype}
     return result
 
 

@@ -15,11 +15,12 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
-from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
+from onnx.external_data_helper import ExternalDataInfo
 
 from trtconvert.errors import ConvertError
-from trtconvert.files import write_file
+from trtconvert.files import write_file, write_files
 
+_PROTOBUF_LIMIT = 2**31 - 1
 STANDARD_DOMAINS = ("", "ai.onnx")
 ORT_DOMAIN = "com.microsoft"  # onnxruntime's own ops
 
@@ -101,31 +102,67 @@ def _bytes(tensor: TensorProto) -> int:
 
 
 def save(model: ModelProto, path: Path, source: Path) -> None:
-    """Write the model whole or not at all. External tensors, found beside `source`, move into `<name>.data` when the
-    model changes folder; in the same folder they stay where they are."""
-    if external_tensors(model) and path.parent.resolve() != source.parent.resolve():
-        model = copy(model)
-        for tensor in external_tensors(model):
-            load_external_data_for_tensor(tensor, str(source.parent))
-        data = path.with_name(path.name + ".data")
-        write_file(data, b"".join(_externalize(model, data.name)))
-    write_file(path, serialize(model))
+    """Write the model whole or not at all.
+
+    External tensors, found beside `source`, stay where they are if the model stays in their folder. Otherwise they are
+    copied, piece by piece, into `<name>.data`. What makes the model larger than protobuf's 2 GB goes there as well.
+    """
+    moves = path.parent.resolve() != source.parent.resolve()
+    moved = external_tensors(model) if moves else []
+    total = model.ByteSize()
+    if total >= _PROTOBUF_LIMIT:
+        moved += [t for t in all_tensors(model.graph) if len(t.raw_data) >= 1024]
+    if not moved:
+        write_file(path, serialize(model))
+        return
+    data = path.with_name(path.name + ".data")
+    if data.resolve() in {file.resolve() for file in data_files(model, source.parent)}:
+        data = path.with_name(path.name + ".weights")
+    pieces, restore = _relocate(moved, data.name, source.parent)
+    try:
+        write_files({data: pieces, path: serialize(model)})
+    finally:
+        for tensor, before in restore:
+            tensor.CopyFrom(before)
 
 
-def _externalize(model: ModelProto, location: str) -> Iterator[bytes]:
-    """Move large tensors out of the model, yielding the bytes that make the data file."""
+def _relocate(
+    tensors: list[TensorProto], location: str, folder: Path
+) -> tuple[Iterator[bytes], list[tuple[TensorProto, TensorProto]]]:
+    """Let tensors point into one new data file; the pieces that make it, and the tensors as they were."""
+    restore: list[tuple[TensorProto, TensorProto]] = []
+    sources: list[tuple[int, bytes | ExternalDataInfo]] = []
     offset = 0
-    for tensor in all_tensors(model.graph):
-        raw = tensor.raw_data
-        if len(raw) < 1024:
-            tensor.ClearField("external_data")
-            tensor.data_location = TensorProto.DEFAULT
-            continue
+    for tensor in tensors:
+        before = TensorProto()
+        before.CopyFrom(tensor)
+        restore.append((tensor, before))
+        external = tensor.data_location == TensorProto.EXTERNAL
+        source: bytes | ExternalDataInfo = ExternalDataInfo(before) if external else before.raw_data
+        size = len(source) if isinstance(source, bytes) else int(source.length or _bytes(tensor))
         padding = -offset % 4096
-        onnx.external_data_helper.set_external_data(tensor, location, offset + padding, len(raw))
+        tensor.raw_data = b""  # set_external_data asks for the field
+        onnx.external_data_helper.set_external_data(tensor, location, offset + padding, size)
         tensor.ClearField("raw_data")
-        offset += padding + len(raw)
-        yield b"\0" * padding + raw
+        sources.append((padding, source))
+        offset += padding + size
+    return _pieces(sources, [t for t, _ in restore], folder), restore
+
+
+def _pieces(
+    sources: list[tuple[int, bytes | ExternalDataInfo]], tensors: list[TensorProto], folder: Path
+) -> Iterator[bytes]:
+    for (padding, source), tensor in zip(sources, tensors, strict=True):
+        yield b"\0" * padding
+        if isinstance(source, bytes):
+            yield source
+            continue
+        left = int(source.length or _bytes(tensor))
+        with (folder / source.location).open("rb") as file:
+            file.seek(source.offset or 0)
+            while left and (piece := file.read(min(left, 1 << 24))):
+                left -= len(piece)
+                yield piece
 
 
 def serialize(model: ModelProto) -> bytes:
@@ -151,19 +188,19 @@ def sha256(data: bytes, model: ModelProto, folder: Path) -> str:
 def check(model: ModelProto, path: Path | None = None) -> None:
     """onnx.checker with full_check; ConvertError names the first fault. path is for the message.
 
-    Stored value_info is left out, since a stale one is no fault of the model, and so is external data, which `load`
-    has looked at: its tensors count as inputs.
+    Stored value_info is left out, since a stale one is no fault of the model, and so is the data of large and external
+    tensors: they count as inputs.
     """
-    bare = copy(model)
+    bare = skeleton(model)
     adopt_ort_ops(bare)
-    for graph in all_graphs(bare.graph):
-        del graph.value_info[:]
-    external = [t for t in bare.graph.initializer if t.data_location == TensorProto.EXTERNAL]
-    named = {i.name for i in bare.graph.input}
-    for tensor in external:
-        bare.graph.initializer.remove(tensor)
-        if tensor.name not in named:
-            bare.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    for tensor in filter(_heavy, model.graph.initializer):
+        size = len(tensor.raw_data)
+        if size and _bytes(tensor) not in (0, size):
+            raise ConvertError(
+                f"the model is not valid ONNX: tensor {tensor.name!r} has {size} bytes of data, its type and shape "
+                f"{dtype_name(tensor.data_type)} {list(tensor.dims)} take {_bytes(tensor)}",
+                where=str(path) if path else None,
+            )
     try:
         onnx.checker.check_model(bare, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -277,18 +314,39 @@ def elem_type(dtype: str) -> int:
     return int(helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype)))
 
 
-def copy(model: ModelProto, with_weights: bool = True) -> ModelProto:
-    """A deep copy; without weights, tensors above 1 kB keep their dims and type only."""
+def _heavy(tensor: TensorProto) -> bool:
+    return tensor.ByteSize() > 2048
+
+
+def copy(model: ModelProto) -> ModelProto:
+    """A deep copy."""
     copy = ModelProto()
-    if with_weights:
-        copy.CopyFrom(model)
-        return copy
-    kept = [(t, t.raw_data) for t in all_tensors(model.graph) if len(t.raw_data) > 1024]
-    try:
-        for tensor, _ in kept:
-            tensor.ClearField("raw_data")
-        copy.CopyFrom(model)
-    finally:
-        for tensor, raw in kept:
-            tensor.raw_data = raw
+    copy.CopyFrom(model)
     return copy
+
+
+def skeleton(model: ModelProto) -> ModelProto:
+    """A copy to check or infer with, without stored value_info; large and external initializers of the main graph are inputs
+    in it, so that no weight is copied."""
+    bare = ModelProto()
+    _copy_fields(model, bare, but="graph")
+    _copy_fields(model.graph, bare.graph, but="initializer")
+    for graph in all_graphs(bare.graph):
+        del graph.value_info[:]
+    named = {i.name for i in bare.graph.input}
+    for tensor in model.graph.initializer:
+        if not _heavy(tensor) and tensor.data_location != TensorProto.EXTERNAL:
+            bare.graph.initializer.append(tensor)
+        elif tensor.name not in named:
+            bare.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return bare
+
+
+def _copy_fields(source: Any, target: Any, but: str) -> None:
+    for field, value in source.ListFields():
+        if field.name == but:
+            continue
+        if isinstance(value, int | float | str | bytes):
+            setattr(target, field.name, value)
+        else:
+            getattr(target, field.name).MergeFrom(value)
