@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -15,9 +15,28 @@ from trtconvert.model import STANDARD_DOMAINS, attribute_values
 
 Parts: TypeAlias = tuple[tuple[str, float], ...]
 """Tensors, each with its power in a product or its sign in a sum."""
-Opened: TypeAlias = tuple[int, float, Parts]
-"""A node by its index, its coefficient and what it is made of."""
 
+
+class Known(NamedTuple):
+    """A part that is a number: the tensor, its power or sign, its value and the relative rounding of its dtype."""
+
+    tensor: str
+    power: float
+    value: float
+    rounding: float
+
+
+class Opened(NamedTuple):
+    """A tensor as a product or sum: its node's index, its coefficient, the parts that are no numbers, and the numbers."""
+
+    node: int
+    coefficient: float
+    parts: Parts
+    numbers: tuple[Known, ...]
+
+
+# Relative: four decimal digits in float32 (0.7071 for the root of 1/2), and the rounding of products in 16-bit types.
+EXACT, _ROUNDING = 1e-4, {"float16": 1e-3, "bfloat16": 4e-3}
 FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
 MOVERS = frozenset(("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"))
 """Op types that move the elements of their first input and change none."""
@@ -86,7 +105,21 @@ class Reading:
         if node is None or index is None or node.domain not in STANDARD_DOMAINS:
             return None
         opened = how(self.view, node)
-        return None if opened is None else (index, *opened)
+        if opened is None:
+            return None
+        parts, numbers = [], []
+        for tensor, power in opened[1]:
+            number = self.scalar(tensor)
+            if number is None:
+                parts.append((tensor, power))
+            else:
+                numbers.append(Known(tensor, power, *number))
+        return Opened(index, opened[0], tuple(parts), tuple(numbers))
+
+    def scalar(self, tensor: str) -> tuple[float, float] | None:
+        """Value and relative rounding of a constant that is the same number in every element."""
+        value = self.view.uniform(tensor)
+        return None if value is None else (value[0], _ROUNDING.get(value[1], EXACT))
 
 
 def passes(view: GraphView, node: NodeProto) -> bool:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from trtconvert.algebra import Opened, Parts, Reading
+from trtconvert.algebra import EXACT, Known, Opened, Parts, Reading
 from trtconvert.pattern import Expr, Folded, PerChannel, Product, Sum, Var
 from trtconvert.pattern import Parts as Wanted
 
@@ -62,11 +62,7 @@ Failure: TypeAlias = tuple[frozenset[int], Reason]
 """The nodes that matched, and why it went no further."""
 NO_FAILURE: tuple[frozenset[int], str] = (frozenset(), "")
 States: TypeAlias = Iterator[Match]
-Numbers: TypeAlias = tuple[tuple[float, float], ...]
-"""Values, each with its relative rounding."""
-
-# Relative: four decimal digits in float32 (0.7071 for the root of 1/2), and the rounding of products in 16-bit types.
-EXACT, _TOLERANCE = 1e-4, {"float16": 1e-3, "bfloat16": 4e-3}
+Numbers: TypeAlias = tuple[Known, ...]
 _MAX_OPENED = 12  # nodes of one product or sum; real spellings need at most 8
 
 
@@ -76,10 +72,10 @@ def close(got: float, want: float, tolerance: float) -> bool:
 
 
 class Arithmetic(ABC):
-    """The matcher's part for sums and products; remembers how far the best failure came."""
+    """The matcher's part for sums and products. explain: remember how far the best failure came, and why no further."""
 
-    def __init__(self, reading: Reading) -> None:
-        self.reading, self.graph = reading, reading.view
+    def __init__(self, reading: Reading, explain: bool) -> None:
+        self.reading, self.graph, self.explain = reading, reading.view, explain
         self.furthest: Failure = NO_FAILURE
 
     @abstractmethod
@@ -92,108 +88,101 @@ class Arithmetic(ABC):
 
     def fail(self, state: Match, reason: Reason) -> None:
         """Remember why it goes no further, if it came further than before."""
-        if len(state.nodes) > len(self.furthest[0]) or not self.furthest[1]:
+        if self.explain and (len(state.nodes) > len(self.furthest[0]) or not self.furthest[1]):
             self.furthest = (state.nodes, reason)
-
-    def unlike(self, state: Match, tensor: str, wanted: Expr | str) -> None:
-        """Fail because the tensor is not made by what the pattern wants."""
-        if len(state.nodes) > len(self.furthest[0]) or not self.furthest[1]:
-            self.furthest = (state.nodes, (tensor, wanted))
-
-    def scalar(self, tensor: str) -> tuple[float, float] | None:
-        """Value and relative rounding of a constant that is the same number in every element."""
-        value = self.graph.uniform(tensor)
-        return None if value is None else (value[0], _TOLERANCE.get(value[1], EXACT))
 
     def product(self, expr: Product, tensor: str, state: Match, sign: float = 1.0) -> States:
         """sign times the product."""
         opened = self.reading.product(tensor)
         if opened is None:
-            self.unlike(state, tensor, "a product")
-        else:
-            known = ((opened[1], 0.0),)
-            wanted = expr.coefficient * sign
-            yield from self._factors(expr.factors, wanted, opened[2], known, _with(state, opened), _MAX_OPENED)
+            self.fail(state, (tensor, "a product"))
+            return
+        wanted, state = expr.coefficient * sign / opened.coefficient, _with(state, opened)
+        yield from self._factors(expr.factors, wanted, opened.parts, opened.numbers, state, _MAX_OPENED)
 
     def total(self, expr: Sum, tensor: str, state: Match) -> States:
         """The sum."""
         opened = self.reading.total(tensor)
         if opened is None:
-            self.unlike(state, tensor, "a sum")
-        else:
-            yield from self._terms(expr, expr.terms, opened[2], (), _with(state, opened), _MAX_OPENED)
+            self.fail(state, (tensor, "a sum"))
+            return
+        yield from self._terms(expr, expr.terms, opened.parts, opened.numbers, _with(state, opened), _MAX_OPENED)
 
     def folded(self, expr: Folded, tensor: str, power: float, state: Match) -> States:
         """A constant to be folded into inputs."""
         if self.graph.constant(tensor) is not None and expr not in state.folded:
             yield state._replace(folded=state.folded | {expr: (tensor, power)})
 
-    def _unknown(self, frontier: Parts) -> int:
-        """How many of the graph's parts are no numbers: each takes up at least one part of the pattern."""
-        return sum(self.graph.uniform(tensor) is None for tensor, _ in frontier)
+    def _factor(self, factor: Expr, tensor: str, power: float, state: Match) -> States:
+        if isinstance(factor, Folded):
+            return self.folded(factor, tensor, power, state)
+        return self.match(factor, tensor, state)
 
     def _factors(
         self, factors: Wanted, want: float, frontier: Parts, numbers: Numbers, state: Match, left: int
     ) -> States:
-        """Each of the graph's factors is one of the pattern's, a number, or opens."""
+        """Each of the graph's factors is one of the pattern's or opens; numbers are left over for the coefficient."""
+        if len(frontier) > sum(max(1, int(abs(e))) for _, e in factors):
+            return  # each factor that is no number takes up at least one of the pattern's
         if not frontier:
-            got, tolerance = math.prod(n for n, _ in numbers), max(EXACT, *(t for _, t in numbers))
-            if not factors and close(got, want, tolerance):
-                yield state
-            elif not factors:
-                self.fail(state, f"the constant factors multiply to {got:g}, not {want:g}")
-            return
-        if self._unknown(frontier) > sum(max(1, int(abs(e))) for _, e in factors):
+            yield from self._coefficient(factors, want, numbers, state)
             return
         (tensor, power), rest = frontier[0], frontier[1:]
         for i, (factor, _) in enumerate(factors):
             remaining = _without(factors, i, power)
             if remaining is None:
                 continue
-            if isinstance(factor, Folded):
-                matched = self.folded(factor, tensor, power, state)
-            else:
-                matched = self.match(factor, tensor, state)
-            for found in matched:
+            for found in self._factor(factor, tensor, power, state):
                 yield from self._factors(remaining, want, rest, numbers, found, left)
-        number = self.scalar(tensor)
-        if number is not None:
-            if number[0] > 0 or (number[0] and power == int(power)):
-                known = state._replace(numbers=state.numbers | {tensor})
-                yield from self._factors(factors, want, rest, (*numbers, (number[0] ** power, number[1])), known, left)
-        elif left and (seen := self.reading.product(tensor)):
-            _, coefficient, parts = seen
-            if power == int(power) or (len(parts) == 1 and parts[0][1] == 1.0):  # sqrt(a b) is not sqrt(a) sqrt(b)
-                inner = tuple((t, e * power) for t, e in parts)
-                known_numbers = (*numbers, (coefficient**power, 0.0))
-                yield from self._factors(factors, want, (*inner, *rest), known_numbers, _with(state, seen), left - 1)
-        elif power not in (1.0, -1.0):
+        opened = self.reading.product(tensor) if left else None
+        if opened is not None:
+            alone = len(opened.parts) == 1 and opened.parts[0][1] == 1.0 and not opened.numbers
+            if power == int(power) or alone:  # sqrt(a b) is not sqrt(a) sqrt(b)
+                inner = tuple((t, e * power) for t, e in opened.parts)
+                more = tuple(n._replace(power=n.power * power) for n in opened.numbers)
+                known, inside = (*numbers, *more), _with(state, opened)
+                wanted = want / opened.coefficient**power
+                yield from self._factors(factors, wanted, (*inner, *rest), known, inside, left - 1)
+        elif self.explain and power not in (1.0, -1.0):
             self.fail(state, f"{tensor} stands to the power of {power:g}, which the pattern has not")
-        else:
+        elif self.explain:
             self.fail(state, f"{tensor} is a factor that the pattern has not")
 
-    def _terms(self, expr: Sum, terms: Wanted, frontier: Parts, numbers: Numbers, state: Match, left: int) -> States:
-        """Each of the graph's terms is one of the pattern's, a number, or opens."""
-        if not frontier:
-            if not terms:
-                yield from self._finish(expr, numbers, state)
+    def _coefficient(self, factors: Wanted, want: float, numbers: Numbers, state: Match) -> States:
+        """Inputs of the op may be numbers, too; all other numbers make the coefficient."""
+        if factors:
+            for i, number in enumerate(numbers):
+                if (remaining := _without(factors, 0, number.power)) is not None:
+                    for found in self._factor(factors[0][0], number.tensor, number.power, state):
+                        yield from self._coefficient(remaining, want, (*numbers[:i], *numbers[i + 1 :]), found)
             return
-        if self._unknown(frontier) > len(terms):
-            if not terms:
+        if not all(n.value > 0 or (n.value and n.power == int(n.power)) for n in numbers):
+            return
+        got = math.prod(n.value**n.power for n in numbers)
+        if close(got, want, max((n.rounding for n in numbers), default=EXACT)):
+            yield state._replace(numbers=state.numbers | {n.tensor for n in numbers})
+        elif self.explain:
+            self.fail(state, f"the constant factors multiply to {got:g}, not {want:g}")
+
+    def _terms(self, expr: Sum, terms: Wanted, frontier: Parts, numbers: Numbers, state: Match, left: int) -> States:
+        """Each of the graph's terms is one of the pattern's or opens; numbers are left over for the offset."""
+        if len(frontier) > len(terms):
+            if self.explain and not terms:
                 self.fail(state, f"{expr.attr.name} is not a constant" if expr.attr else "it has one more term")
+            return
+        if not frontier:
+            yield from self._offset(expr, terms, numbers, state)
             return
         (tensor, sign), rest = frontier[0], frontier[1:]
         for i, (term, s) in enumerate(terms):
             for found in self._term(term, s * sign, tensor, state):
                 yield from self._terms(expr, (*terms[:i], *terms[i + 1 :]), rest, numbers, found, left)
-        number = self.scalar(tensor)
-        if number is not None:
-            known = state._replace(numbers=state.numbers | {tensor})
-            yield from self._terms(expr, terms, rest, (*numbers, (sign * number[0], number[1])), known, left)
-        elif left and (seen := self.reading.total(tensor)):
-            inner = tuple((t, s * sign) for t, s in seen[2])
-            yield from self._terms(expr, terms, (*inner, *rest), numbers, _with(state, seen), left - 1)
-        else:
+        opened = self.reading.total(tensor) if left else None
+        if opened is not None:
+            inner = tuple((t, s * sign) for t, s in opened.parts)
+            more = tuple(n._replace(power=n.power * sign) for n in opened.numbers)
+            yield from self._terms(expr, terms, (*inner, *rest), (*numbers, *more), _with(state, opened), left - 1)
+        elif self.explain:
             self.fail(state, f"{tensor} is a term that the pattern has not")
 
     def _term(self, term: Expr, sign: float, tensor: str, state: Match) -> States:
@@ -206,12 +195,20 @@ class Arithmetic(ABC):
         elif not isinstance(term, Var | PerChannel):  # -(-bias) is not written
             yield from self.product(Product(1.0, ((term, 1.0),)), tensor, state, -1.0)
 
-    def _finish(self, expr: Sum, numbers: Numbers, state: Match) -> States:
-        value = sum(number for number, _ in numbers)
+    def _offset(self, expr: Sum, terms: Wanted, numbers: Numbers, state: Match) -> States:
+        """Inputs of the op may be numbers, too; all other numbers add up to the offset, or to the attribute."""
+        if terms:
+            (term, s), rest = terms[0], terms[1:]
+            for i, number in enumerate(numbers):
+                for found in self._term(term, s * number.power, number.tensor, state):
+                    yield from self._offset(expr, rest, (*numbers[:i], *numbers[i + 1 :]), found)
+            return
+        value = sum(n.value * n.power for n in numbers)
+        state = state._replace(numbers=state.numbers | {n.tensor for n in numbers})
         if expr.attr is None:
-            if close(value, expr.offset, max((rounding for _, rounding in numbers), default=EXACT)):
+            if close(value, expr.offset, max((n.rounding for n in numbers), default=EXACT)):
                 yield state
-            else:
+            elif self.explain:
                 self.fail(state, f"the constant terms add up to {value:g}, not {expr.offset:g}")
         elif numbers:
             yield from self.bind(expr.attr.name, value - expr.offset, state)
@@ -220,7 +217,7 @@ class Arithmetic(ABC):
 
 
 def _with(state: Match, opened: Opened) -> Match:
-    return Match(state.nodes | {opened[0]}, *state[1:])
+    return Match(state.nodes | {opened.node}, *state[1:])
 
 
 def _without(factors: Wanted, i: int, power: float) -> Wanted | None:

@@ -24,7 +24,7 @@ from trtconvert.outline import Outline, needs
 from trtconvert.pattern import Expr
 from trtconvert.rewrite import Fusion, Rewriter, Writing, is_ours, spellings_of
 
-_MAX_LOOKED = 16  # nodes before one, in which a near miss is looked for
+_MAX_BETWEEN = 4  # sums and products between a near miss and one of the op's landmarks
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,8 @@ class _Finder:
         the nearest."""
         covered = {index for site in sites for index in site.nodes}
         known = covered | {index for _, nodes in self.refusals for index in nodes}
-        partial = [self._partial(i, node) for i, node in enumerate(self.view.nodes) if i not in known and node.output]
+        self.explainer = Matcher(self.reading, self.outline, explain=True)
+        partial = [self._partial(node) for i, node in enumerate(self.view.nodes) if i not in known and node.output]
         found = [*self.refusals, *(miss for misses in partial for miss in misses)]
         kept = []
         for miss, nodes in sorted(found, key=lambda one: (not one[0].complete, -one[0].matched)):
@@ -185,13 +186,13 @@ class _Finder:
                 covered |= nodes
         return kept
 
-    def _partial(self, index: int, node: NodeProto) -> list[tuple[NearMiss, frozenset[int]]]:
+    def _partial(self, node: NodeProto) -> list[tuple[NearMiss, frozenset[int]]]:
         """How far each op's best failure at this node came, where it came past one of the op's landmarks."""
         best: dict[type[Op], tuple[frozenset[int], str]] = {}
         for spelling in self.by_root.get(node.op_type, ()):
-            if not self._near(index, spelling.op):
+            if not self.outline.near(frozenset(spelling.op.landmarks), node.output[0], _MAX_BETWEEN):
                 continue
-            failure = self.matcher.failure(spelling.expr, node.output[0])
+            failure = self.explainer.failure(spelling.expr, node.output[0])
             if len(failure[0]) > len(best.get(spelling.op, NO_FAILURE)[0]):
                 best[spelling.op] = failure
         return [
@@ -199,17 +200,3 @@ class _Finder:
             for op, (nodes, reason) in best.items()
             if {self.view.nodes[i].op_type for i in nodes} & set(op.landmarks)
         ]
-
-    def _near(self, index: int, op: type[Op]) -> bool:
-        """Whether one of the op's landmarks is among the nodes that lead here directly."""
-        todo, seen = [index], set[int]()
-        while todo and len(seen) < _MAX_LOOKED:
-            at = todo.pop(0)
-            if at in seen:
-                continue
-            seen.add(at)
-            node = self.view.nodes[at]
-            if node.op_type in op.landmarks:
-                return True
-            todo += [self.view.producers[name] for name in node.input if name in self.view.producers]
-        return False

@@ -47,20 +47,19 @@ class Matcher(Arithmetic):
     is left aside at once.
     """
 
-    def __init__(self, reading: Reading, outline: Outline) -> None:
-        super().__init__(reading)
+    def __init__(self, reading: Reading, outline: Outline, explain: bool = False) -> None:
+        super().__init__(reading, explain)
         self.outline = outline
         self._whole: set[Expr] = set()
         self._found: dict[tuple[Expr, str, bool], tuple[list[Match], Failure]] = {}
 
     def find(self, expr: Expr, tensor: str) -> list[Match]:
         """Every way in which `expr` computes `tensor`."""
-        self._whole.clear()
         return self._remembered(expr, tensor)[0]
 
     def failure(self, expr: Expr, tensor: str) -> tuple[frozenset[int], str]:
         """How far the best attempt came, and the first difference. The pattern itself, not its parts, is tried in any case,
-        for a reason's sake."""
+        for a reason's sake. Only of a matcher that explains."""
         todo = [expr]
         while todo:
             self._whole.add(todo[-1])
@@ -99,16 +98,16 @@ class Matcher(Arithmetic):
         elif isinstance(expr, Folded):
             yield from self.folded(expr, tensor, 1.0, state)
         elif expr not in self._whole and not self.outline.possible(expr, tensor):
-            self.unlike(state, tensor, expr)
+            self.fail(state, (tensor, expr))
         else:
             ways, (nodes, reason) = self._remembered(expr, tensor)
-            if not ways:
+            if self.explain and not ways:
                 self.fail(state.with_nodes(nodes), reason)
             for way in ways:
                 joined = join(state, way)
                 if isinstance(joined, Match):
                     yield joined
-                else:
+                elif self.explain:
                     self.fail(state.with_nodes(way.nodes), joined)
 
     def _composite(self, expr: Expr, tensor: str, state: Match) -> States:
@@ -149,7 +148,7 @@ class Matcher(Arithmetic):
             self.fail(state, f"{tensor} stands where {bound} is expected")
 
     def _number(self, expr: Number | Attr, tensor: str, state: Match) -> States:
-        number = self.scalar(tensor)
+        number = self.reading.scalar(tensor)
         if number is None:
             self.fail(state, f"{tensor} is not a constant")
         elif isinstance(expr, Number):
@@ -182,7 +181,7 @@ class Matcher(Arithmetic):
         for name, nodes in self.reading.handed_on(tensor):
             found = self.reading.mean(name)
             if found is None:
-                self.unlike(state, name, "a mean")
+                self.fail(state, (name, "a mean"))
                 continue
             state = state.with_nodes(nodes | found.nodes)
             where = f"{found.node.op_type} {found.node.name}".rstrip()
@@ -213,7 +212,7 @@ class Matcher(Arithmetic):
             moved, tensor = (index, *moved), node.input[0]
             yield from self.match(expr.x, tensor, state._replace(nodes=state.nodes | set(moved), moved=moved))
         if not moved:
-            self.unlike(state, tensor, "a Transpose or Reshape")
+            self.fail(state, (tensor, "a Transpose or Reshape"))
 
     def _reshaped(self, expr: Reshaped, tensor: str, state: Match) -> States:
         index, shape = self.graph.producers[tensor], self.graph.info(tensor).shape
@@ -232,7 +231,7 @@ class Matcher(Arithmetic):
         index = self.graph.producers.get(tensor)
         node = None if index is None else self.graph.nodes[index]
         if node is None or index is None or node.op_type != op_type or not _same_domain(node.domain, domain):
-            self.unlike(state, tensor, op_type)
+            self.fail(state, (tensor, op_type))
             return
         if node.output[0] != tensor:
             self.fail(state, f"{tensor} is not the first output of {op_type}")

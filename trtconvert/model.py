@@ -315,7 +315,7 @@ def elem_type(dtype: str) -> int:
 
 
 def _heavy(tensor: TensorProto) -> bool:
-    return tensor.ByteSize() > 2048
+    return int(tensor.ByteSize()) > 2048
 
 
 def copy(model: ModelProto) -> ModelProto:

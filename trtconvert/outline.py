@@ -14,7 +14,7 @@ from trtconvert.graph import GraphView
 from trtconvert.pattern import Call, Either, Expr, Given, Mean, MoveAxis, Parts, Product, Rearranged, Reshaped, Sum
 
 _RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
-_ALGEBRA = PRODUCTS | SUMS | PASSES
+_ALGEBRA = PRODUCTS | SUMS | PASSES | MOVERS
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,15 @@ def _arithmetic(parts: Parts, roots: frozenset[str]) -> Needs:
 
 
 class Outline:
-    """Answers for one graph; `possible` is a necessary condition for a match, never a sufficient one."""
+    """Answers for one graph; both are necessary conditions for a match, never sufficient ones."""
 
     def __init__(self, graph: GraphView) -> None:
-        self.graph = graph
-        self._kinds = {name: node.op_type for node in graph.nodes for name in node.output}
+        self._kinds: dict[str, str] = {}
+        self._nodes: list[tuple[str, list[str], list[str]]] = []  # op type, inputs that are no numbers, outputs
+        for node in graph.nodes:
+            inputs = [name for name in node.input if graph.uniform(name) is None] if node.op_type in _ALGEBRA else []
+            self._nodes.append((node.op_type, inputs[:1] if node.op_type in MOVERS else inputs, list(node.output)))
+            self._kinds.update(dict.fromkeys(node.output, node.op_type))
         self._distances: dict[frozenset[str], dict[str, int]] = {}
         self._checks: dict[Expr, tuple[frozenset[str], list[tuple[dict[str, int], int]]]] = {}
 
@@ -94,16 +98,19 @@ class Outline:
                 return False
         return True
 
+    def near(self, kinds: frozenset[str], tensor: str, room: int) -> bool:
+        """Whether a node of these types lies before the tensor, with no more than `room` sums and products between."""
+        return self._distance(kinds).get(tensor, room + 1) <= room
+
     def _distance(self, rare: frozenset[str]) -> dict[str, int]:
         """For each tensor behind one of these op types, how many nodes that combine two tensors lie between."""
         if rare not in self._distances:
             known = self._distances[rare] = {}
-            for node in self.graph.nodes:
-                if node.op_type in rare:
-                    known.update(dict.fromkeys(node.output, 0))
-                elif node.op_type in _ALGEBRA:
-                    inputs = [name for name in node.input if self.graph.uniform(name) is None]
+            for kind, inputs, outputs in self._nodes:
+                if kind in rare:
+                    known.update(dict.fromkeys(outputs, 0))
+                elif inputs:
                     nearest = min((known[name] for name in inputs if name in known), default=None)
                     if nearest is not None:
-                        known[node.output[0]] = nearest + len(inputs) - 1
+                        known[outputs[0]] = nearest + len(inputs) - 1
         return self._distances[rare]
