@@ -7,9 +7,6 @@ from collections.abc import Iterator
 
 from trtconvert.pattern import Anything, Attr, Builder, Expr
 
-_ROOT = math.sqrt(2 / math.pi)
-_CUBIC = 0.044715
-
 
 def gelu(op: Builder, x: Expr) -> Expr:
     """Gaussian error linear unit; gives the attribute `approximate`: "none" (erf) or "tanh".
@@ -17,22 +14,27 @@ def gelu(op: Builder, x: Expr) -> Expr:
     Source: ONNX Gelu, opset 20; Hendrycks and Gimpel, arXiv:1606.08415; com.microsoft Gelu and FastGelu of onnxruntime.
     """
     erf = op.Erf(x / math.sqrt(2))
-    tanh = op.Tanh(
-        op.either(
-            _ROOT * (x + _CUBIC * x * x * x),
-            _ROOT * x * (1 + _CUBIC * x * x),
-            x * (_ROOT + _ROOT * _CUBIC * x * x),
-            _ROOT * x + _ROOT * _CUBIC * x * x * x,
-            name="the argument of a tanh GELU",
-        )
-    )
+    tanh, logistic = op.Tanh(_argument(op, x, 1)), op.Sigmoid(_argument(op, x, 2))
     spelled_erf = (*_halves(x, erf), 0.5 * x * (1 - op.Erf(-x / math.sqrt(2))))
     return op.either(
         op.given(op.either(op.Gelu(x, approximate="none"), *spelled_erf, op.contrib("Gelu", x)), approximate="none"),
         op.given(
-            op.either(op.Gelu(x, approximate="tanh"), *_halves(x, tanh), op.contrib("FastGelu", x)), approximate="tanh"
+            op.either(op.Gelu(x, approximate="tanh"), *_halves(x, tanh), x * logistic, op.contrib("FastGelu", x)),
+            approximate="tanh",
         ),
         name="a GELU",
+    )
+
+
+def _argument(op: Builder, x: Expr, times: int) -> Expr:
+    """times sqrt(2 / pi) (x + 0.044715 x^3), multiplied out or not."""
+    root, cubic = times * math.sqrt(2 / math.pi), 0.044715
+    return op.either(
+        root * (x + cubic * x * x * x),
+        root * x * (1 + cubic * x * x),
+        x * (root + root * cubic * x * x),
+        root * x + root * cubic * x * x * x,
+        name="the argument of a tanh GELU",
     )
 
 
@@ -59,9 +61,10 @@ def layer_norm(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr, axi
     """
     g, b = op.per_channel(scale, axis), op.per_channel(bias, axis)
     mean = op.mean(x, axis)
-    d = x - mean
+    d, e = x - mean, mean - x
     moments = op.mean(x * x, axis) - mean * mean
-    var = op.either(op.mean(d * d, axis), moments, op.Max(moments, 0), op.Relu(moments), op.mean(d * x, axis))
+    squares = op.mean(d * d, axis), op.mean(e * e, axis), op.mean(d * x, axis)
+    var = op.either(*squares, moments, op.Max(moments, 0), op.Relu(moments))
     std = op.Sqrt(op.either(var + epsilon, op.given(var, epsilon=0.0)))
     nodes = [
         node

@@ -47,6 +47,7 @@ class Site:
 
 def accept(view: GraphView, op: type[Op], match: Match, output: str) -> Site:
     """The site, or Refused: tensors inside that are needed elsewhere, inputs that the op or its broadcasting forbids."""
+    match, output = _with_cast(view, op, match, output)
     nodes = _removable(view, match)
     _check_interior(view, nodes, output)
     data = _Data(view, op, match, output)
@@ -58,6 +59,17 @@ def accept(view: GraphView, op: type[Op], match: Match, output: str) -> Site:
     if reason is not None:
         raise Refused(reason)
     return Site(instance, match, nodes, output, data.dtype, data.rank, parameters)
+
+
+def _with_cast(view: GraphView, op: type[Op], match: Match, output: str) -> tuple[Match, str]:
+    """Where 16-bit data is computed in float32: the Cast back, if it is all that reads the result."""
+    dtype, readers = view.info(match.bound[op.inputs()[0]]).dtype, view.consumers.get(output, [])
+    if view.info(output).dtype in ("", dtype) or len(readers) != 1 or output in view.outputs:
+        return match, output
+    node = view.nodes[readers[0]]
+    if node.op_type != "Cast" or not passes(view, node) or view.info(node.output[0]).dtype != dtype:
+        return match, output
+    return match.with_nodes(frozenset(readers)), node.output[0]
 
 
 def _removable(view: GraphView, match: Match) -> frozenset[int]:

@@ -56,8 +56,15 @@ def join(one: Match, other: Match) -> Match | str:
     )
 
 
-Reason: TypeAlias = str | tuple[str, Expr | str]
-"""A sentence; or a tensor, and what it is not made by."""
+class Unlike(NamedTuple):
+    """A tensor that is not what is wanted there."""
+
+    tensor: str
+    wanted: Expr | str
+
+
+Reason: TypeAlias = str | Unlike
+"""A sentence on a value, or a tensor that is made by something else."""
 Failure: TypeAlias = tuple[frozenset[int], Reason]
 """The nodes that matched, and why it went no further."""
 NO_FAILURE: tuple[frozenset[int], str] = (frozenset(), "")
@@ -87,15 +94,25 @@ class Arithmetic(ABC):
         """The op's attribute gets the value, if it has no other one yet."""
 
     def fail(self, state: Match, reason: Reason) -> None:
-        """Remember why it goes no further, if it came further than before."""
-        if self.explain and (len(state.nodes) > len(self.furthest[0]) or not self.furthest[1]):
+        """Remember why it goes no further, if it came further than before. A value that differs says more than a node that
+        does; that a constant stands where something computed is expected says nothing."""
+        if not self.explain or (isinstance(reason, Unlike) and self.graph.constant(reason.tensor) is not None):
+            return
+        before = (isinstance(self.furthest[1], str) and bool(self.furthest[1]), len(self.furthest[0]))
+        if (isinstance(reason, str), len(state.nodes)) > before or not self.furthest[1]:
             self.furthest = (state.nodes, reason)
+
+    def described(self, tensor: str) -> str:
+        """What the tensor is: for messages."""
+        node = self.graph.producer(tensor)
+        constant = "a constant" if self.graph.constant(tensor) is not None else "an input"
+        return f"made by {node.op_type}" if node and node.op_type != "Constant" else constant
 
     def product(self, expr: Product, tensor: str, state: Match, sign: float = 1.0) -> States:
         """sign times the product."""
         opened = self.reading.product(tensor)
         if opened is None:
-            self.fail(state, (tensor, "a product"))
+            self.fail(state, Unlike(tensor, "a product"))
             return
         wanted, state = expr.coefficient * sign / opened.coefficient, _with(state, opened)
         yield from self._factors(expr.factors, wanted, opened.parts, opened.numbers, state, _MAX_OPENED)
@@ -104,7 +121,7 @@ class Arithmetic(ABC):
         """The sum."""
         opened = self.reading.total(tensor)
         if opened is None:
-            self.fail(state, (tensor, "a sum"))
+            self.fail(state, Unlike(tensor, "a sum"))
             return
         yield from self._terms(expr, expr.terms, opened.parts, opened.numbers, _with(state, opened), _MAX_OPENED)
 
@@ -136,7 +153,7 @@ class Arithmetic(ABC):
                 yield from self._factors(remaining, want, rest, numbers, found, left)
         opened = self.reading.product(tensor) if left else None
         if opened is not None:
-            alone = len(opened.parts) == 1 and opened.parts[0][1] == 1.0 and not opened.numbers
+            alone = len(opened.parts) == 1 and abs(opened.parts[0][1]) == 1.0 and not opened.numbers
             if power == int(power) or alone:  # sqrt(a b) is not sqrt(a) sqrt(b)
                 inner = tuple((t, e * power) for t, e in opened.parts)
                 more = tuple(n._replace(power=n.power * power) for n in opened.numbers)
@@ -146,7 +163,7 @@ class Arithmetic(ABC):
         elif self.explain and power not in (1.0, -1.0):
             self.fail(state, f"{tensor} stands to the power of {power:g}, which the pattern has not")
         elif self.explain:
-            self.fail(state, f"{tensor} is a factor that the pattern has not")
+            self.fail(state, Unlike(tensor, "no further factor"))
 
     def _coefficient(self, factors: Wanted, want: float, numbers: Numbers, state: Match) -> States:
         """Inputs of the op may be numbers, too; all other numbers make the coefficient."""
@@ -167,8 +184,8 @@ class Arithmetic(ABC):
     def _terms(self, expr: Sum, terms: Wanted, frontier: Parts, numbers: Numbers, state: Match, left: int) -> States:
         """Each of the graph's terms is one of the pattern's or opens; numbers are left over for the offset."""
         if len(frontier) > len(terms):
-            if self.explain and not terms:
-                self.fail(state, f"{expr.attr.name} is not a constant" if expr.attr else "it has one more term")
+            if self.explain and expr.attr is not None and not numbers:
+                self.fail(state, f"{expr.attr.name} is {self.described(frontier[-1][0])}, not a constant")
             return
         if not frontier:
             yield from self._offset(expr, terms, numbers, state)
@@ -183,7 +200,7 @@ class Arithmetic(ABC):
             more = tuple(n._replace(power=n.power * sign) for n in opened.numbers)
             yield from self._terms(expr, terms, (*inner, *rest), (*numbers, *more), _with(state, opened), left - 1)
         elif self.explain:
-            self.fail(state, f"{tensor} is a term that the pattern has not")
+            self.fail(state, Unlike(tensor, "no further term"))
 
     def _term(self, term: Expr, sign: float, tensor: str, state: Match) -> States:
         if isinstance(term, Folded):

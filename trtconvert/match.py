@@ -10,7 +10,7 @@ from typing import Any
 from onnx import NodeProto
 
 from trtconvert.algebra import MOVERS, Reading, axis_of
-from trtconvert.arithmetic import NO_FAILURE, Arithmetic, Failure, Match, States, close, join
+from trtconvert.arithmetic import NO_FAILURE, Arithmetic, Failure, Match, States, Unlike, close, join
 from trtconvert.graph import GraphView
 from trtconvert.model import STANDARD_DOMAINS
 from trtconvert.outline import Outline
@@ -66,12 +66,15 @@ class Matcher(Arithmetic):
             one = todo.pop()
             todo += one.options if isinstance(one, Either) else (one.x,) if isinstance(one, Given) else ()
         nodes, reason = self._remembered(expr, tensor)[1]
-        return nodes, reason if isinstance(reason, str) else self._unlike(*reason)
+        return nodes, self._unlike(reason) if isinstance(reason, Unlike) else reason
 
-    def _unlike(self, tensor: str, wanted: Expr | str) -> str:
-        node = self.graph.producer(tensor)
-        made = f"is made by {node.op_type}" if node else "is an input or a constant"
-        return f"{tensor} {made}, not by {wanted if isinstance(wanted, str) else _kind(wanted)}"
+    def _unlike(self, reason: Unlike) -> str:
+        tensor, wanted = reason
+        missing = [] if isinstance(wanted, str) else self.outline.missing(wanted, tensor)
+        if missing:
+            what = f"no {' or '.join(missing)}" if len(missing) < 4 else "nothing that the pattern has there"
+            return f"{tensor} is {self.described(tensor)}, but {what} leads to it"
+        return f"{tensor} is {self.described(tensor)}, where {wanted if isinstance(wanted, str) else _kind(wanted)} is expected"
 
     def _remembered(self, expr: Expr, tensor: str) -> tuple[list[Match], Failure]:
         key = (expr, tensor, expr in self._whole)
@@ -98,7 +101,7 @@ class Matcher(Arithmetic):
         elif isinstance(expr, Folded):
             yield from self.folded(expr, tensor, 1.0, state)
         elif expr not in self._whole and not self.outline.possible(expr, tensor):
-            self.fail(state, (tensor, expr))
+            self.fail(state, Unlike(tensor, expr))
         else:
             ways, (nodes, reason) = self._remembered(expr, tensor)
             if self.explain and not ways:
@@ -181,7 +184,7 @@ class Matcher(Arithmetic):
         for name, nodes in self.reading.handed_on(tensor):
             found = self.reading.mean(name)
             if found is None:
-                self.fail(state, (name, "a mean"))
+                self.fail(state, Unlike(name, "a mean"))
                 continue
             state = state.with_nodes(nodes | found.nodes)
             where = f"{found.node.op_type} {found.node.name}".rstrip()
@@ -212,7 +215,7 @@ class Matcher(Arithmetic):
             moved, tensor = (index, *moved), node.input[0]
             yield from self.match(expr.x, tensor, state._replace(nodes=state.nodes | set(moved), moved=moved))
         if not moved:
-            self.fail(state, (tensor, "a Transpose or Reshape"))
+            self.fail(state, Unlike(tensor, "a Transpose or Reshape"))
 
     def _reshaped(self, expr: Reshaped, tensor: str, state: Match) -> States:
         index, shape = self.graph.producers[tensor], self.graph.info(tensor).shape
@@ -231,7 +234,7 @@ class Matcher(Arithmetic):
         index = self.graph.producers.get(tensor)
         node = None if index is None else self.graph.nodes[index]
         if node is None or index is None or node.op_type != op_type or not _same_domain(node.domain, domain):
-            self.fail(state, (tensor, op_type))
+            self.fail(state, Unlike(tensor, op_type))
             return
         if node.output[0] != tensor:
             self.fail(state, f"{tensor} is not the first output of {op_type}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
+from trtconvert import weights
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file, write_files
 
@@ -43,7 +43,7 @@ def load(path: Path) -> ModelProto:
         raise ConvertError(f"cannot read the model: {error.strerror}", where=str(path)) from error
     if not model.graph.node and not model.graph.output:
         raise _not_onnx(path)
-    _check_external_data(model, path.parent)
+    weights.check(external_tensors(model), path.parent)
     return model
 
 
@@ -55,50 +55,9 @@ def _not_onnx(path: Path) -> ConvertError:
     )
 
 
-def _check_external_data(model: ModelProto, folder: Path) -> None:
-    """Every external tensor must lie inside the model's folder, exist and be long enough."""
-    root = folder.resolve()
-    for tensor in external_tensors(model):
-        try:
-            info = ExternalDataInfo(tensor)
-        except (ValueError, TypeError) as error:
-            raise ConvertError(
-                f"tensor {tensor.name!r} has a malformed reference to external data: {error}",
-                where=str(folder),
-                fix="export the model again",
-            ) from error
-        file = (root / info.location).resolve()
-        if not file.is_relative_to(root) or Path(info.location).is_absolute():
-            raise ConvertError(
-                f"tensor {tensor.name!r} keeps its data in {info.location!r}, outside the model's folder",
-                where=str(folder),
-                fix="move the data file beside the model and export with a relative location",
-            )
-        if not file.is_file():
-            raise ConvertError(
-                f"tensor {tensor.name!r} keeps its data in {info.location!r}, which is missing",
-                where=str(folder),
-                fix="copy the data file to that place: it belongs beside the .onnx file",
-            )
-        end = (info.offset or 0) + (info.length or _bytes(tensor))
-        if file.stat().st_size < end:
-            raise ConvertError(
-                f"the data file {info.location!r} is cut short: tensor {tensor.name!r} needs {end} bytes, "
-                f"the file has {file.stat().st_size}",
-                where=str(folder),
-                fix="copy the data file again",
-            )
-
-
 def data_files(model: ModelProto, folder: Path) -> set[Path]:
     """The external data files that the model reads."""
     return {folder / ExternalDataInfo(tensor).location for tensor in external_tensors(model)}
-
-
-def _bytes(tensor: TensorProto) -> int:
-    with suppress(KeyError, TypeError):
-        return int(np.prod(tensor.dims, dtype=np.int64)) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    return 0
 
 
 def save(model: ModelProto, path: Path, source: Path) -> None:
@@ -118,51 +77,12 @@ def save(model: ModelProto, path: Path, source: Path) -> None:
     data = path.with_name(path.name + ".data")
     if data.resolve() in {file.resolve() for file in data_files(model, source.parent)}:
         data = path.with_name(path.name + ".weights")
-    pieces, restore = _relocate(moved, data.name, source.parent)
+    pieces, restore = weights.relocate(moved, data.name, source.parent)
     try:
         write_files({data: pieces, path: serialize(model)})
     finally:
         for tensor, before in restore:
             tensor.CopyFrom(before)
-
-
-def _relocate(
-    tensors: list[TensorProto], location: str, folder: Path
-) -> tuple[Iterator[bytes], list[tuple[TensorProto, TensorProto]]]:
-    """Let tensors point into one new data file; the pieces that make it, and the tensors as they were."""
-    restore: list[tuple[TensorProto, TensorProto]] = []
-    sources: list[tuple[int, bytes | ExternalDataInfo]] = []
-    offset = 0
-    for tensor in tensors:
-        before = TensorProto()
-        before.CopyFrom(tensor)
-        restore.append((tensor, before))
-        external = tensor.data_location == TensorProto.EXTERNAL
-        source: bytes | ExternalDataInfo = ExternalDataInfo(before) if external else before.raw_data
-        size = len(source) if isinstance(source, bytes) else int(source.length or _bytes(tensor))
-        padding = -offset % 4096
-        tensor.raw_data = b""  # set_external_data asks for the field
-        onnx.external_data_helper.set_external_data(tensor, location, offset + padding, size)
-        tensor.ClearField("raw_data")
-        sources.append((padding, source))
-        offset += padding + size
-    return _pieces(sources, [t for t, _ in restore], folder), restore
-
-
-def _pieces(
-    sources: list[tuple[int, bytes | ExternalDataInfo]], tensors: list[TensorProto], folder: Path
-) -> Iterator[bytes]:
-    for (padding, source), tensor in zip(sources, tensors, strict=True):
-        yield b"\0" * padding
-        if isinstance(source, bytes):
-            yield source
-            continue
-        left = int(source.length or _bytes(tensor))
-        with (folder / source.location).open("rb") as file:
-            file.seek(source.offset or 0)
-            while left and (piece := file.read(min(left, 1 << 24))):
-                left -= len(piece)
-                yield piece
 
 
 def serialize(model: ModelProto) -> bytes:
@@ -195,10 +115,10 @@ def check(model: ModelProto, path: Path | None = None) -> None:
     adopt_ort_ops(bare)
     for tensor in filter(_heavy, model.graph.initializer):
         size = len(tensor.raw_data)
-        if size and _bytes(tensor) not in (0, size):
+        if size and weights.size(tensor) not in (0, size):
             raise ConvertError(
                 f"the model is not valid ONNX: tensor {tensor.name!r} has {size} bytes of data, its type and shape "
-                f"{dtype_name(tensor.data_type)} {list(tensor.dims)} take {_bytes(tensor)}",
+                f"{dtype_name(tensor.data_type)} {list(tensor.dims)} take {weights.size(tensor)}",
                 where=str(path) if path else None,
             )
     try:

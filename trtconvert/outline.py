@@ -78,7 +78,8 @@ class Outline:
         self._kinds: dict[str, str] = {}
         self._nodes: list[tuple[str, list[str], list[str]]] = []  # op type, inputs that are no numbers, outputs
         for node in graph.nodes:
-            inputs = [name for name in node.input if graph.uniform(name) is None] if node.op_type in _ALGEBRA else []
+            inputs = [name for name in node.input if graph.uniform(name) is None]
+            inputs = inputs if node.op_type in _ALGEBRA or len(inputs) == 1 else []
             self._nodes.append((node.op_type, inputs[:1] if node.op_type in MOVERS else inputs, list(node.output)))
             self._kinds.update(dict.fromkeys(node.output, node.op_type))
         self._distances: dict[frozenset[str], dict[str, int]] = {}
@@ -97,6 +98,13 @@ class Outline:
             if distances.get(tensor, room + 1) > room:
                 return False
         return True
+
+    def missing(self, expr: Expr, tensor: str) -> list[str]:
+        """Op types of which one would have to lie before the tensor, if its last node is as `expr` needs it."""
+        wanted = needs(expr)
+        if wanted.roots and self._kinds.get(tensor) not in wanted.roots:
+            return []
+        return next((sorted(n.kinds) for n in wanted.near if not self.near(n.kinds, tensor, n.room)), [])
 
     def near(self, kinds: frozenset[str], tensor: str, room: int) -> bool:
         """Whether a node of these types lies before the tensor, with no more than `room` sums and products between."""
