@@ -37,6 +37,7 @@ class Opened(NamedTuple):
 
 # Relative: four decimal digits in float32 (0.7071 for the root of 1/2), and the rounding of products in 16-bit types.
 EXACT, _ROUNDING = 1e-4, {"float16": 1e-3, "bfloat16": 4e-3}
+MOST_IN_A_ROW = 8  # nodes that hand on or move a tensor; exporters write three at most
 FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
 MOVERS = frozenset(("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"))
 """Op types that move the elements of their first input and change none."""
@@ -91,7 +92,7 @@ class Reading:
         """The tensor, and those that nodes without effect made it from; each with these nodes."""
         if tensor not in self._chains:
             chain = [(tensor, frozenset[int]())]
-            while (index := self.view.producers.get(chain[-1][0])) is not None:
+            while (index := self.view.producers.get(chain[-1][0])) is not None and len(chain) < MOST_IN_A_ROW:
                 node = self.view.nodes[index]
                 if node.op_type not in PASSES or node.domain not in STANDARD_DOMAINS or not passes(self.view, node):
                     break

@@ -115,8 +115,12 @@ def _search(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> FuseRes
             writer = Rewriter(writing, view)
             result.fusions += [writer.replace(site) for site in sites]
             writer.finish()
-    result.near_misses.sort(key=lambda miss: -miss.matched)
+    result.near_misses.sort(key=_distance)
     return result
+
+
+def _distance(miss: NearMiss) -> tuple[bool, int]:
+    return not miss.complete, -miss.matched
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ class _Finder:
         partial = [self._partial(node) for i, node in enumerate(self.view.nodes) if i not in known and node.output]
         found = [*self.refusals, *(miss for misses in partial for miss in misses)]
         kept = []
-        for miss, nodes in sorted(found, key=lambda one: (not one[0].complete, -one[0].matched)):
+        for miss, nodes in sorted(found, key=lambda one: _distance(one[0])):
             if not nodes & covered:
                 kept.append(miss)
                 covered |= nodes

@@ -9,7 +9,7 @@ from typing import Any
 
 from onnx import NodeProto
 
-from trtconvert.algebra import MOVERS, Reading, axis_of
+from trtconvert.algebra import MOST_IN_A_ROW, MOVERS, Reading, axis_of
 from trtconvert.arithmetic import NO_FAILURE, Arithmetic, Failure, Match, States, Unlike, close, join
 from trtconvert.graph import GraphView
 from trtconvert.model import STANDARD_DOMAINS
@@ -208,7 +208,7 @@ class Matcher(Arithmetic):
 
     def _rearranged(self, expr: Rearranged, tensor: str, state: Match) -> States:
         moved: tuple[int, ...] = ()
-        while (index := self.graph.producers.get(tensor)) is not None:
+        while (index := self.graph.producers.get(tensor)) is not None and len(moved) < MOST_IN_A_ROW:
             node = self.graph.nodes[index]
             if node.op_type not in MOVERS or node.domain not in STANDARD_DOMAINS or state.moved:
                 break
