@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, printer
 
 Shape = tuple[int | str, ...]
 SYMBOLS = {"N": 2, "S": 3}  # the symbolic dimensions and their size when a model is run
@@ -54,10 +54,11 @@ class Case:
     run: bool
 
     def __repr__(self) -> str:
-        from onnx import printer
-
         planted = ", ".join(f"{p.y!r} ({p.broken or 'legal'})" for p in self.plants)
         return f"planted: {planted}\n{printer.to_text(self.model)}"
+
+    def _repr_pretty_(self, pretty: Any, cycle: bool) -> None:
+        pretty.text(repr(self))  # what hypothesis prints of a dataclass is its fields
 
 
 class Sketch:
@@ -310,11 +311,11 @@ class Planter:
         if sketch.chance(5):
             return sketch.array(sketch.vector([1]))
         if after == 0 and sketch.chance(8):
-            return (
-                sketch.array(sketch.vector(shape), overridable=True)
-                if sketch.pick(True, False)
-                else sketch.input(shape)
-            )
+            how = sketch.pick("default", "input", "computed")
+            if how == "default":
+                return sketch.array(sketch.vector(shape), overridable=True)
+            given = sketch.input(shape)
+            return given if how == "input" else str(sketch.node("Neg", [given], shape).output[0])
         ones = [1] * (before if sketch.chance(4) else 0)
         return sketch.array(sketch.vector([*ones, *shape], -0.5 if sketch.chance(2) else 0.5))
 
