@@ -243,6 +243,9 @@ class Matcher(Arithmetic):
         values, inputs = _attribute_inputs(self.graph, node)
         if isinstance(expr, MoveAxis):
             perm = list(values.get("perm") or list(range(self.graph.rank(inputs[0]) or 0))[::-1])
+            if not perm:
+                self.fail(state, f"Transpose {node.name}: the rank of {inputs[0]} is unknown")
+                return
             if perm != expr.perm(len(perm)):
                 self.fail(state, f"Transpose {node.name} has perm {perm}, not {expr.perm(len(perm))}")
                 return

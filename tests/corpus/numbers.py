@@ -23,8 +23,9 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 def compare(path: Path, shapes: dict[str, list[int]]) -> list[str] | None:
     """What differs between the file and what fuse makes of it, at each input scale; None if nothing can run it.
 
-    float32: relative L2 at most 1e-5. 16-bit: at most 2e-2, and no further from the model computed in float64 than twice the
-    source's own distance. Other dtypes: equal.
+    float32: relative L2 at most 1e-5, unless the source itself is further than that from the model computed in float64 (the
+    LayerNormalization of onnxruntime 1.23 is) and the fused model is not. 16-bit: at most 2e-2, and no further from float64
+    than twice the source's own distance. Other dtypes: equal.
     """
     source, fused = onnx.load(path), fuse(path).model
     make = next((make for make in (_onnxruntime, _evaluator) if _runs(make, source, shapes)), None)
@@ -39,20 +40,17 @@ def compare(path: Path, shapes: dict[str, list[int]]) -> list[str] | None:
         feeds = _feeds(source, shapes, scale)
         wanted, got = (run(feeds) for run in runs)
         for name, a, b in zip([o.name for o in source.graph.output], wanted, got, strict=True):
-            kind = a.dtype.name
-            if kind not in ("float16", "bfloat16"):
-                limit = 1e-5 if kind in ("float32", "float64") else 0.0
-                if not _distance(b, a) <= limit:
-                    faults.append(f"{name} at scale {scale:g}: relative L2 {_distance(b, a):.2g}")
+            difference, wide = _distance(b, a), a.dtype.name not in ("float16", "bfloat16")
+            limit = 2e-2 if not wide else 1e-5 if a.dtype.kind == "f" else 0.0
+            if difference <= limit and wide:
                 continue
             exact = exact or _evaluator(_in_float64(source))
             best = exact({k: v.astype(np.float64) if k in _float_inputs(source) else v for k, v in feeds.items()})
-            reference_value = dict(zip([o.name for o in source.graph.output], best, strict=True))[name]
-            own, ours = _distance(a, reference_value), _distance(b, reference_value)
-            if not _distance(b, a) <= 2e-2 or ours > 2 * own + 1e-7:
-                faults.append(
-                    f"{name} at scale {scale:g}: {_distance(b, a):.2g}; to float64 {ours:.2g}, source {own:.2g}"
-                )
+            value = dict(zip([o.name for o in source.graph.output], best, strict=True))[name]
+            own, ours = _distance(a, value), _distance(b, value)
+            near = own > limit >= ours if wide else difference <= limit and ours <= 2 * own + 1e-7
+            if not near:
+                faults.append(f"{name} at scale {scale:g}: {difference:.2g}; to float64 {ours:.2g}, source {own:.2g}")
     return faults
 
 
