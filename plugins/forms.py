@@ -64,7 +64,7 @@ def layer_norm(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr, axi
     d, e = x - mean, mean - x
     moments = op.mean(x * x, axis) - mean * mean
     squares = op.mean(d * d, axis), op.mean(e * e, axis), op.mean(d * x, axis)
-    var = op.either(*squares, moments, op.Max(moments, 0), op.Relu(moments))
+    var = op.either(*squares, moments, op.Max(moments, 0), op.Clip(moments, 0), op.Relu(moments))
     std = op.Sqrt(op.either(var + epsilon, op.given(var, epsilon=0.0)))
     nodes = [
         node
@@ -92,12 +92,12 @@ def _by_other_norms(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr
     g, b = op.per_channel(scale, axis), op.per_channel(bias, axis)
     one_group = op.reshaped(x, lambda shape: (shape[0], 1, math.prod(shape[1:])))
     group = op.given(
-        op.reshaped(op.InstanceNormalization(one_group, 1, 0, epsilon=epsilon)), axis=lambda rank: 1 - rank
+        op.reshaped_like(op.InstanceNormalization(one_group, 1, 0, epsilon=epsilon), x), axis=lambda rank: 1 - rank
     )
     channels = op.reshaped(x, lambda shape: (1, math.prod(shape[:-1]), shape[-1], 1))
     any_mean, any_var = Anything(), Anything()
     batch = op.BatchNormalization(channels, 1, 0, any_mean, any_var, epsilon=epsilon, training_mode=1)
-    rows = op.given(op.reshaped(batch), axis=-1)
+    rows = op.given(op.reshaped_like(batch, x), axis=-1)
     for norm in (group, rows):
         yield from (norm * g + b, norm * g, norm + b)
     whole = op.GroupNormalization(x, op.per_channel(scale, 1), op.per_channel(bias, 1), num_groups=1, epsilon=epsilon)

@@ -33,7 +33,14 @@ class LayerNormGelu(Op):
     approximate: str = "none"
     pattern = "layernorm-gelu"
     defaults = MappingProxyType({"scale": 1.0, "bias": 0.0})
-    landmarks = ("LayerNormalization", "ReduceMean", "GlobalAveragePool")
+    landmarks = (
+        "LayerNormalization",
+        "ReduceMean",
+        "GlobalAveragePool",
+        "GroupNormalization",
+        "InstanceNormalization",
+        "BatchNormalization",
+    )
     source = kernels.read("layer_norm_gelu.cu")
     cases = (
         case((197, 768), (768,), (768,)),

@@ -564,6 +564,19 @@ def _gelu_of_other(sketch: Sketch, plant: Plant) -> bool | None:
     return None
 
 
+def _factor(sketch: Sketch, plant: Plant) -> bool | None:
+    """A constant factor or shift in one of the places where the GELU reads the LayerNorm."""
+    uses = [(n, i) for n in plant.nodes[plant.norm_nodes :] for i, name in enumerate(n.input) if name == plant.z]
+    if len(uses) < 2:
+        return False
+    node, index = sketch.pick(*uses)
+    kind = sketch.pick("Mul", "Add")
+    changed = sketch.node(kind, [plant.z, sketch.number(1.5)], sketch.shapes[plant.z]).output[0]
+    sketch.nodes.insert(sketch.nodes.index(node), sketch.nodes.pop())
+    node.input[index] = changed
+    return None
+
+
 def _vector(sketch: Sketch, plant: Plant) -> bool | None:
     """gamma or beta has one value a row, one an element, or one dimension more than x."""
     shape = sketch.shapes[plant.x]
@@ -600,7 +613,7 @@ def _quick(sketch: Sketch, plant: Plant) -> None:
 
 
 BREAKS = (  # those that apply to few plants first
-    _keepdims, _exponent, _vector, _swapped, _epsilon_outside, _overridable, _gelu_of_other, _axis, _number,
+    _keepdims, _exponent, _vector, _swapped, _epsilon_outside, _overridable, _gelu_of_other, _factor, _axis, _number,
     _mean_of_other, _foreign, _epsilon, _captured, _quick, _output, _read,
 )  # fmt: skip
 

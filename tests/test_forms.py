@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from trtconvert import reference, registry
+from trtconvert import ConvertError, fuse, reference, registry
 from trtconvert.fuse import FuseResult, fuse_model
 from trtconvert.op import Op
 from trtconvert.pattern import Attr, Builder, Expr
@@ -29,11 +29,19 @@ TANH = "z2 = Mul(z, z) z3 = Mul(z, z2) kz = Mul(k, z3) a = Add(z, kz)"
 
 
 def model(
-    body: str, inputs: str = "float[2,4,8] x", outputs: str = "float[2,4,8] y", opset: int = 17, **weights: Any
+    body: str,
+    inputs: str = "float[2,4,8] x",
+    outputs: str = "float[2,4,8] y",
+    opset: int = 17,
+    rankless: bool = False,
+    **weights: Any,
 ) -> ModelProto:
     """The graph with the numbers and weights that it reads; g and b are [8] unless given."""
     text = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> m ({inputs}) => ({outputs}) {{ {body} }}'
     built = parser.parse_model(text)
+    if rankless:
+        for value in (*built.graph.input, *built.graph.output):
+            value.type.tensor_type.ClearField("shape")
     random = np.random.default_rng(3)
     arrays = {"g": random.uniform(0.5, 1.5, 8), "b": random.standard_normal(8), **NUMBERS, **weights}
     given = {i.name for i in built.graph.input}
@@ -177,6 +185,12 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
     "com.microsoft FastGelu with bias": (f"{LN} y = com.microsoft.FastGelu(z, b)", {}),
     "com.microsoft Gelu": (f"{LN} y = com.microsoft.Gelu(z)", {}),
     "onnxruntime's LayerNormalization before opset 17": (f"{LN} y = com.microsoft.Gelu(z)", {"opset": 13}),
+    "twice and half": (f"{LN.replace('z =', 'z0 =')} z1 = Mul(z0, two) z = Mul(z1, half) {GELU}", {}),
+    "variance clipped": (
+        f"{MEAN} xx = Mul(x, x) m2 = ReduceMean<axes=[-1]>(xx) mm = Mul(m, m) v0 = Sub(m2, mm) v = Clip(v0, zero) "
+        f"ve = Add(v, eps) sd = Sqrt(ve) {AFFINE} {GELU}",
+        {},
+    ),
     "result read twice": (f"{LN} {GELU} w = Relu(y)", {"outputs": "float[2,4,8] y, float[2,4,8] w"}),
     "axes as an input": (
         "m = ReduceMean(x, last) d = Sub(x, m) sq = Pow(d, two) v = ReduceMean(sq, last) ve = Add(eps, v) sd = Sqrt(ve) "
@@ -239,6 +253,61 @@ LEFT: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         "",
     ),
+    "scale and bias in the erf only": (f"{DEC} {AFFINE} {GELU.replace('Mul(z, p)', 'Mul(n, p)')}", {}, ""),
+    "no scale and bias in the erf": (f"{DEC} {AFFINE} {GELU.replace('Div(z, s2)', 'Div(n, s2)')}", {}, ""),
+    "no bias in the erf": (f"{DEC} {AFFINE} {GELU.replace('Div(z, s2)', 'Div(gn, s2)')}", {}, ""),
+    "a factor in the erf only": (f"{LN} zc = Mul(z, quick) {GELU.replace('Div(z, s2)', 'Div(zc, s2)')}", {}, ""),
+    "a shift in the erf only": (f"{LN} zc = Add(z, b) {GELU.replace('Div(z, s2)', 'Div(zc, s2)')}", {}, ""),
+    "a factor outside the erf only": (f"{LN} zc = Mul(z, g) {GELU.replace('Mul(z, p)', 'Mul(zc, p)')}", {}, ""),
+    "an exponent that adds dimensions": (
+        f"{MEAN} sq = Pow(d, twos) {ROOT} {AFFINE} {GELU}",
+        {"twos": np.full((1, 1, 1, 1, 1), 2.0), "outputs": "float[1,1,2,4,8] y"},
+        "",
+    ),
+    "a 0 that adds dimensions": (
+        f"{MEAN} xx = Mul(x, x) m2 = ReduceMean<axes=[-1]>(xx) mm = Mul(m, m) v0 = Sub(m2, mm) v = Max(v0, zeros) "
+        f"ve = Add(v, eps) sd = Sqrt(ve) {AFFINE} {GELU}",
+        {"zeros": np.zeros((3, 1, 1, 1)), "outputs": "float[3,2,4,8] y"},
+        "",
+    ),
+    "a 0 that expands an open dimension": (
+        f"{MEAN} xx = Mul(x, x) m2 = ReduceMean<axes=[-1]>(xx) mm = Mul(m, m) v0 = Sub(m2, mm) v = Max(v0, zeros) "
+        f"ve = Add(v, eps) sd = Sqrt(ve) {AFFINE} {GELU}",
+        {"zeros": np.zeros((3, 1, 1)), "inputs": "float[N,4,8] x", "outputs": "float[M,4,8] y"},
+        "could expand",
+    ),
+    "scale of 3 dimensions, x of unknown rank": (
+        f"{DEC} {AFFINE} {GELU}",
+        {"inputs": "float x", "g": np.ones((1, 1, 8)), "rankless": True},
+        "g (scale) has shape [1, 1, 8]",
+    ),
+    "not reshaped back": (
+        "r = Reshape(x, one_group) n = InstanceNormalization(r, ones, zeros) t = Reshape(n, back) gn = Mul(t, g) z = Add(gn, b) "
+        + GELU,
+        {
+            "inputs": "float[2,3,4,5] x",
+            "outputs": "float[2,12,5] y",
+            "one_group": np.int64([2, 1, -1]),
+            "back": np.int64([2, 12, 5]),
+            "ones": [1.0],
+            "zeros": [0.0],
+            "g": 1.5,
+            "b": 0.5,
+        },
+        "not that of the data",
+    ),
+    "scale from inside": (
+        f"{DEC} {AFFINE.replace('Mul(g, n)', 'Mul(d, n)')} {GELU}",
+        {"inputs": "float[8] x", "outputs": "float[8] y"},
+        "",
+    ),
+    "root of a negative": (
+        f"{DEC.replace('Sqrt(ve)', 'Sqrt(ne)').replace('sd =', 'ne = Neg(ve) sd =')} {AFFINE} {GELU}",
+        {},
+        "",
+    ),
+    "square of a root": (f"{LN.replace('z =', 'z0 =')} zr = Sqrt(z0) z = Pow(zr, two) {GELU}", {}, ""),
+    "divided by 0": (f"{LN.replace('z =', 'z0 =')} z = Div(z0, zero) {GELU}", {}, ""),
     "RMSNorm": (f"sq = Mul(x, x) {ROOT} n = Div(x, sd) gn = Mul(g, n) z = Add(gn, b) {GELU}", {}, ""),
     "QuickGELU": (f"{LN} a = Mul(z, quick) s = Sigmoid(a) y = Mul(z, s)", {}, ""),
     "com.microsoft QuickGelu": (f"{LN} y = com.microsoft.QuickGelu(z)", {}, ""),
@@ -373,3 +442,52 @@ def test_names_metadata_and_the_rest_stay() -> None:
         helper.printable_value_info(v) for v in (*built.graph.input, *built.graph.output)
     ]
     assert built.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT
+
+
+def test_in_the_main_graph_and_in_branches() -> None:
+    """Each is written, those inside with the weights of the graph around them, and nothing unused is left."""
+    branch = "{ zi = LayerNormalization<axis=-1>(y, g, b) w = Gelu(zi) }"
+    other = "el () => (float[2,4,8] v) { v = Relu(y) }"
+    inner = f"{{ o = If(c) <then_branch = th () => (float[2,4,8] w) {branch}, else_branch = {other}> }}"
+    body = (
+        f"{LN} y = Gelu(z) r = If(c) <then_branch = t () => (float[2,4,8] o) {inner}, "
+        "else_branch = e () => (float[2,4,8] q) { q = Neg(y) }>"
+    )
+    built = model(body, "float[2,4,8] x, bool c", "float[2,4,8] r", 20, g=np.ones(8), b=np.zeros(8))
+    result = fused(built)
+    assert [f.op for f in result.fusions] == ["LayerNormGelu"] * 2
+    onnx.checker.check_model(result.model, full_check=True)
+    assert [t.name for t in result.model.graph.initializer] == ["g", "b"]
+    assert result.model.SerializeToString().count(b"LayerNormGelu") >= 3  # two nodes and the body
+    again = fused(result.model)
+    assert again.fusions == []
+    assert again.model == result.model
+
+
+def test_a_result_that_nobody_reads_is_still_there() -> None:
+    built = model(f"{LN} {GELU} w = Neg(x)", outputs="float[2,4,8] w")
+    result = fused(built)
+    assert [n.op_type for n in result.model.graph.node] == ["LayerNormGelu", "Neg"]
+
+
+def test_a_shape_that_is_only_a_default() -> None:
+    """From IR 4 on an initializer that is also an input can be replaced: its value proves no shape."""
+    built = model(
+        f"x = Reshape(x0, shape) {DEC} {AFFINE} {GELU}", "float[N] x0, int64[3] shape", "float[A,B,C] y", g=1.5, b=0.5
+    )
+    built.graph.initializer.append(numpy_helper.from_array(np.int64([2, 4, 8]), "shape"))
+    assert fused(built).fusions == []
+
+
+@pytest.mark.parametrize("body", ["m = ReduceMean() y = Neg(m)", "y = Div(x)", "y = Neg(q) q = Neg(y)"])
+def test_invalid_models_get_a_sentence(body: str, tmp_path: Path) -> None:
+    """Also where an output has no shape, beyond which the checker does not look."""
+    built = model(body, opset=20)
+    built.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(built, tmp_path / "m.onnx")
+    with pytest.raises(ConvertError, match="not valid ONNX"):
+        fuse(tmp_path / "m.onnx")
+
+
+def test_an_axis_beyond_the_rank() -> None:
+    assert fused(model(f"{LN.replace('axis=-1', 'axis=9')} y = Gelu(z)", opset=20)).fusions == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +51,14 @@ def accept(view: GraphView, op: type[Op], match: Match, output: str) -> Site:
     match, output = _with_cast(view, op, match, output)
     nodes = _removable(view, match)
     _check_interior(view, nodes, output)
+    inside = [name for name in match.bound.values() if view.producers.get(name) in nodes]
+    if inside:
+        raise Refused(f"{inside[0]}, which it makes itself, is also an input of it")
     data = _Data(view, op, match, output)
     instance = op(**{**op().values(), **match.attributes})
+    for name, value in match.attributes.items():
+        if isinstance(value, float) and not math.isclose(np.float32(value), value, rel_tol=1e-6):
+            raise Refused(f"{name} is {value}, which float32 cannot hold")
     data.check(op)
     axis = int(match.attributes.get("axis", -1))
     parameters = _Parameters(view, op, match, data, axis).all()
@@ -107,12 +114,14 @@ class _Data:
         self.view, self.match = view, match
         self.name = match.bound[op.inputs()[0]]
         info, self.result = view.info(self.name), view.info(output)
-        self.casts = [view.nodes[i] for i in sorted(match.nodes) if view.nodes[i].op_type == "Cast"]
+        inside = [view.nodes[i] for i in sorted(match.nodes)]
+        self.casts = [n for n in inside if n.op_type == "Cast"]
+        self.stashes = [n for n in inside if any(a.name == "stash_type" and a.i != 1 for a in n.attribute)]
         self.dtype = info.dtype or ("" if self.casts else self._dtype_of_the_rest())
-        shape = info.shape
-        if shape is None and self.result.shape is not None and not match.moved:
-            shape = (None,) * len(self.result.shape)
-        self.shape: Shape | None = shape
+        self.shape: Shape | None = info.shape
+        self.guessed = info.shape is None and self.result.shape is not None and not match.moved
+        if self.guessed:  # right unless a constant adds dimensions, which is refused then
+            self.shape = (None,) * len(self.result.shape or ())
 
     def _dtype_of_the_rest(self) -> str:
         """ONNX has one dtype for all operands: that of the result, or of any other input."""
@@ -131,13 +140,13 @@ class _Data:
             )
         if self.result.dtype not in ("", self.dtype):
             raise Refused(f"{self.name} is {self.dtype}, the result {self.result.dtype}; the op has one dtype for both")
-        if not self.match.moved and self.shape and self.result.shape and len(self.shape) == len(self.result.shape):
-            pairs = [p for p in zip(self.shape, self.result.shape, strict=True) if all(isinstance(d, int) for d in p)]
-            if any(a != b for a, b in pairs):
+        if not self.match.moved and self.shape is not None and self.result.shape is not None:
+            pairs = [p for p in zip(self.shape, self.result.shape, strict=False) if all(isinstance(d, int) for d in p)]
+            if len(self.shape) != len(self.result.shape) or any(a != b for a, b in pairs):
                 raise Refused(f"{self.name} has shape {list(self.shape)}, the result {list(self.result.shape)}")
-        for node in self.casts:
-            to = dtype_name(next(a.i for a in node.attribute if a.name == "to"))
-            if to != self.dtype and _PRECISION[to] <= _PRECISION.get(self.dtype, 0):
+        for node in (*self.casts, *self.stashes):
+            to = dtype_name(next(a.i for a in node.attribute if a.name in ("to", "stash_type")))
+            if to != self.dtype and _PRECISION.get(to, 0) <= _PRECISION.get(self.dtype, 0):
                 raise Refused(f"{node.name or node.output[0]} inside it rounds {self.dtype} to {to}")
         for number in sorted(self.match.numbers):
             self._check_broadcast(number)
@@ -147,7 +156,7 @@ class _Data:
         value = self.view.constant(number)
         if value is None or value.ndim == 0:
             return
-        shapes = [s for s in (self.shape, self.result.shape) if s is not None]
+        shapes = [s for s in (self.shape, self.result.shape) if s is not None and not self.guessed]
         for shape in shapes or [(None,)]:
             sizes = shape[len(shape) - value.ndim :] if value.ndim <= len(shape) else (None,) * value.ndim
             fits = value.ndim <= len(shape) and all(d in (1, s) for d, s in zip(value.shape, sizes, strict=True))
@@ -229,13 +238,18 @@ class _Parameters:
         return seen
 
     def _check_positions(self, tensor: str, name: str, shape: Shape) -> None:
-        rank = self.data.rank if self.data.rank is not None else len(self.positions)
+        known_rank = self.data.rank is not None and not self.data.guessed
+        rank = self.data.rank if self.data.rank is not None and known_rank else len(self.positions)
         varies = [p for p in range(-len(shape), 0) if shape[p] != 1]
         known = {p: size for p, size in zip(self.positions, self.sizes, strict=True) if isinstance(size, int)}
         expands = [p for p in varies if isinstance(shape[p], int) and shape[p] != known.get(p, shape[p])]
         if len(shape) > rank or expands or any(p not in self.positions for p in varies):
-            allowed = [self._size(p) for p in self.positions]
-            raise Refused(f"{tensor} ({name}) has shape {list(shape)}; normalised are {allowed} of {self.data.name}")
+            axes = [p + self.data.rank if self.data.rank is not None else p for p in self.positions]
+            sizes = [self._size(p) for p in self.positions]
+            raise Refused(
+                f"{tensor} ({name}) has shape {list(shape)}, where axes {axes} of {self.data.name}, of size {sizes}, are "
+                "normalised"
+            )
 
     def _size(self, position: int) -> int | str | None:
         return self.sizes[self.positions.index(position)]
@@ -282,6 +296,8 @@ class _Parameters:
                 found[bias] = found[bias].astype(np.float64) * constant**power
             else:
                 found[bias] = found[bias].astype(np.float64) + power * constant
+        if not all(np.isfinite(found[name].astype(np.float64)).all() for name in (scale, bias)):
+            raise Refused(f"{tensor} after it makes {scale} or {bias} infinite")
 
     def _rounded(self, name: str, value: NDArray[Any] | Computed) -> NDArray[Any] | Computed:
         if isinstance(value, Computed) or value.dtype.name == self.data.dtype:

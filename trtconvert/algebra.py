@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
 from trtconvert.graph import GraphView
@@ -37,9 +37,12 @@ class Opened(NamedTuple):
 
 # Relative: four decimal digits in float32 (0.7071 for the root of 1/2), and the rounding of products in 16-bit types.
 EXACT, _ROUNDING = 1e-4, {"float16": 1e-3, "bfloat16": 4e-3}
+_MOST_POWER = 16.0
+_NUMPY_BROADCAST = 7  # the opset from which on operands are broadcast as numpy does it
 MOST_IN_A_ROW = 8  # nodes that hand on or move a tensor; exporters write three at most
 FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
-MOVERS = frozenset(("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"))
+RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
+MOVERS = RESHAPES | {"Transpose", "Identity"}
 """Op types that move the elements of their first input and change none."""
 PRODUCTS = frozenset(("Mul", "Div", "Reciprocal", "Sqrt", "Neg", "Pow"))
 SUMS = frozenset(("Add", "Sub", "Sum"))
@@ -103,7 +106,7 @@ class Reading:
     def _open(self, tensor: str, how: Callable[[GraphView, NodeProto], tuple[float, Parts] | None]) -> Opened | None:
         index = self.view.producers.get(tensor)
         node = None if index is None else self.view.nodes[index]
-        if node is None or index is None or node.domain not in STANDARD_DOMAINS:
+        if node is None or index is None or node.domain not in STANDARD_DOMAINS or self.view.opset < _NUMPY_BROADCAST:
             return None
         opened = how(self.view, node)
         if opened is None:
@@ -154,8 +157,15 @@ def _product(view: GraphView, node: NodeProto) -> tuple[float, Parts] | None:
     if kind == "Pow":
         exponent = view.constant(node.input[1])
         power = float(exponent.reshape(-1)[0]) if exponent is not None and exponent.size == 1 else 0.0
-        return (1.0, ((node.input[0], power),)) if power and math.isfinite(power) else None
+        fits = exponent is not None and _fits(view, exponent, node.input[0])
+        return (1.0, ((node.input[0], power),)) if fits and 0 < abs(power) <= _MOST_POWER else None
     return (1.0, ((node.input[0], 1.0),)) if passes(view, node) else None
+
+
+def _fits(view: GraphView, constant: NDArray[Any], tensor: str) -> bool:
+    """Whether a constant of one element has no more dimensions than the tensor it is applied to."""
+    rank = view.rank(tensor)
+    return constant.ndim <= (1 if rank is None else rank)
 
 
 def _total(view: GraphView, node: NodeProto) -> tuple[float, Parts] | None:
@@ -238,7 +248,7 @@ def _divided_sum(view: GraphView, tensor: str) -> Averaged | None:
         rest = []
         for name, power in opened[1]:
             value = view.constant(name)
-            if value is not None and value.size == 1 and value.reshape(-1)[0]:
+            if value is not None and value.size == 1 and value.reshape(-1)[0] and _fits(view, value, tensor):
                 coefficient *= float(value.reshape(-1)[0]) ** power
             else:
                 rest.append((name, power))

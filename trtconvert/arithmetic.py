@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from trtconvert.algebra import EXACT, Known, Opened, Parts, Reading
 from trtconvert.pattern import Expr, Folded, PerChannel, Product, Sum, Var
@@ -17,7 +17,8 @@ class Match(NamedTuple):
 
     nodes: indices. bound: tensor for each input of the op. attributes: values of the op's. along: inputs that lie along
     one axis as [C]. folded: constants to fold into inputs, each with power or sign. moved: the nodes, first to last, that
-    only move elements and go behind the op. numbers: tensors that stand for numbers.
+    only move elements and go behind the op. numbers: tensors that stand for numbers. chosen: of each Either in the pattern
+    the option; wherever it occurs, it is that one.
     """
 
     nodes: frozenset[int] = frozenset()
@@ -27,6 +28,7 @@ class Match(NamedTuple):
     folded: dict[Folded, tuple[str, float]] = {}  # noqa: RUF012
     moved: tuple[int, ...] = ()
     numbers: frozenset[str] = frozenset()
+    chosen: dict[Expr, int] = {}  # noqa: RUF012
 
     def with_nodes(self, nodes: frozenset[int]) -> Match:
         """The match and these nodes."""
@@ -35,13 +37,13 @@ class Match(NamedTuple):
 
 def join(one: Match, other: Match) -> Match | str:
     """Both together; where they contradict each other, the contradiction."""
-    for name, tensor in other.bound.items():
-        if one.bound.get(name, tensor) != tensor:
-            return f"{tensor} stands where {one.bound[name]} is expected"
-    for name, value in other.attributes.items():
-        if one.attributes.get(name, value) != value:
-            return f"{name} is {one.attributes[name]} in one place, {value} in another"
-    if any(one.folded.get(fold, constant) != constant for fold, constant in other.folded.items()):
+    if (name := _contradiction(one.bound, other.bound)) is not None:
+        return f"{other.bound[name]} stands where {one.bound[name]} is expected"
+    if (name := _contradiction(one.attributes, other.attributes)) is not None:
+        return f"{name} is {one.attributes[name]} in one place, {other.attributes[name]} in another"
+    if _contradiction(one.chosen, other.chosen) is not None:
+        return "its parts differ in scale, bias or a constant factor"
+    if _contradiction(one.folded, other.folded) is not None:
         return "two constants are applied to it"
     if one.moved and other.moved and one.moved != other.moved:
         return "its parts are rearranged in different ways"
@@ -49,11 +51,21 @@ def join(one: Match, other: Match) -> Match | str:
         one.nodes | other.nodes,
         one.bound | other.bound,
         one.attributes | other.attributes,
-        one.along | other.along,
-        one.folded | other.folded,
+        one.along | other.along if other.along else one.along,
+        one.folded | other.folded if other.folded else one.folded,
         one.moved or other.moved,
         one.numbers | other.numbers,
+        one.chosen | other.chosen,
     )
+
+
+def _contradiction(one: dict[K, Any], other: dict[K, Any]) -> K | None:
+    """A key under which both have different values."""
+    if one and other:
+        for key, value in other.items():
+            if key in one and one[key] != value:
+                return key
+    return None
 
 
 class Unlike(NamedTuple):
@@ -68,6 +80,7 @@ Reason: TypeAlias = str | Unlike
 Failure: TypeAlias = tuple[frozenset[int], Reason]
 """The nodes that matched, and why it went no further."""
 NO_FAILURE: tuple[frozenset[int], str] = (frozenset(), "")
+K = TypeVar("K")
 States: TypeAlias = Iterator[Match]
 Numbers: TypeAlias = tuple[Known, ...]
 _MAX_OPENED = 12  # nodes of one product or sum; real spellings need at most 8
@@ -76,6 +89,14 @@ _MAX_OPENED = 12  # nodes of one product or sum; real spellings need at most 8
 def close(got: float, want: float, tolerance: float) -> bool:
     """Equal within the relative tolerance."""
     return math.isclose(got, want, rel_tol=tolerance, abs_tol=1e-12)
+
+
+def raised(value: float, power: float) -> float:
+    """value**power; infinite where that is too large."""
+    try:
+        return float(value**power)
+    except OverflowError:
+        return math.inf
 
 
 class Arithmetic(ABC):
@@ -145,22 +166,26 @@ class Arithmetic(ABC):
             yield from self._coefficient(factors, want, numbers, state)
             return
         (tensor, power), rest = frontier[0], frontier[1:]
+        fits = False
         for i, (factor, _) in enumerate(factors):
             remaining = _without(factors, i, power)
             if remaining is None:
                 continue
+            fits = True
             for found in self._factor(factor, tensor, power, state):
                 yield from self._factors(remaining, want, rest, numbers, found, left)
         opened = self.reading.product(tensor) if left else None
         if opened is not None:
+            whole = all(e == int(e) for _, e in opened.parts)
             alone = len(opened.parts) == 1 and abs(opened.parts[0][1]) == 1.0 and not opened.numbers
-            if power == int(power) or alone:  # sqrt(a b) is not sqrt(a) sqrt(b)
+            # sqrt(a b) is not sqrt(a) sqrt(b), sqrt(-a) not sqrt(a), and the square of sqrt(a) is a only where a >= 0.
+            if abs(power) == 1.0 or (power == int(power) and whole) or (alone and opened.coefficient == 1.0):
                 inner = tuple((t, e * power) for t, e in opened.parts)
                 more = tuple(n._replace(power=n.power * power) for n in opened.numbers)
                 known, inside = (*numbers, *more), _with(state, opened)
-                wanted = want / opened.coefficient**power
+                wanted = want / raised(opened.coefficient, power)
                 yield from self._factors(factors, wanted, (*inner, *rest), known, inside, left - 1)
-        elif self.explain and power not in (1.0, -1.0):
+        elif self.explain and not fits and power not in (1.0, -1.0):
             self.fail(state, f"{tensor} stands to the power of {power:g}, which the pattern has not")
         elif self.explain:
             self.fail(state, Unlike(tensor, "no further factor"))
@@ -175,7 +200,7 @@ class Arithmetic(ABC):
             return
         if not all(n.value > 0 or (n.value and n.power == int(n.power)) for n in numbers):
             return
-        got = math.prod(n.value**n.power for n in numbers)
+        got = math.prod(raised(n.value, n.power) for n in numbers)
         if close(got, want, max((n.rounding for n in numbers), default=EXACT)):
             yield state._replace(numbers=state.numbers | {n.tensor for n in numbers})
         elif self.explain:
@@ -185,7 +210,13 @@ class Arithmetic(ABC):
         """Each of the graph's terms is one of the pattern's or opens; numbers are left over for the offset."""
         if len(frontier) > len(terms):
             if self.explain and expr.attr is not None and not numbers:
-                self.fail(state, f"{expr.attr.name} is {self.described(frontier[-1][0])}, not a constant")
+                differs = self.graph.constant(frontier[-1][0]) is not None
+                what = (
+                    "differs from element to element"
+                    if differs
+                    else f"is {self.described(frontier[-1][0])}, not a constant"
+                )
+                self.fail(state, f"{expr.attr.name} {what}")
             return
         if not frontier:
             yield from self._offset(expr, terms, numbers, state)

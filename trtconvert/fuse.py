@@ -107,14 +107,18 @@ def _search(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> FuseRes
     result = FuseResult(model)
     spellings = [Spelling(op, expr, needs(expr).roots) for op in ops for expr in spellings_of(op, None)]
     writing = Writing(model)
-    for view in views(model, folder):
-        finder = _Finder(view, spellings)
+    orphans: dict[int, set[str]] = {}  # of graphs inside, by the id of the view around them
+    for view in reversed(views(model, folder)):  # a graph's nodes are written anew, with the graphs in them
+        finder = _Finder(view, spellings, writing)
         sites = finder.sites()
         result.near_misses += finder.near_misses(sites)
-        if sites:
-            writer = Rewriter(writing, view)
-            result.fusions += [writer.replace(site) for site in sites]
+        writer = Rewriter(writing, view)
+        writer.orphans |= orphans.pop(id(view), set())
+        result.fusions[:0] = [writer.replace(site) for site in sites]
+        if writer.orphans:
             writer.finish()
+            if view.parent is not None:
+                orphans.setdefault(id(view.parent), set()).update(writer.orphans)
     result.near_misses.sort(key=_distance)
     return result
 
@@ -135,8 +139,8 @@ class Spelling:
 class _Finder:
     """Looks for the spellings in one graph."""
 
-    def __init__(self, view: GraphView, spellings: Sequence[Spelling]) -> None:
-        self.view, self.reading = view, Reading(view)
+    def __init__(self, view: GraphView, spellings: Sequence[Spelling], writing: Writing) -> None:
+        self.view, self.writing, self.reading = view, writing, Reading(view)
         self.outline = Outline(view)
         self.matcher = Matcher(self.reading, self.outline)
         self.refusals: list[tuple[NearMiss, frozenset[int]]] = []
@@ -165,7 +169,10 @@ class _Finder:
                 try:
                     if match.nodes & taken:
                         raise Refused("part of it belongs to another fusion")
-                    return accept(self.view, op, match, output)
+                    site = accept(self.view, op, match, output)
+                    if not self.writing.writable(op, site.op.values()):
+                        raise Refused(f"its function body cannot be written in opset {self.view.opset}")
+                    return site
                 except Refused as refusal:
                     miss = NearMiss(op.pattern, self._path(node), str(refusal), len(match.nodes), complete=True)
                     refused.setdefault(op, (miss, match.nodes))

@@ -26,6 +26,7 @@ from trtconvert.model import (
 )
 
 MAX_FOLDED = 1 << 20  # elements; constants larger than this are weights, nothing that a pattern asks about
+_SIZED = ("ConstantOfShape", "Expand")  # whose last input is the shape of the result
 _FOLDABLE = frozenset(
     [
         "Identity",
@@ -126,6 +127,12 @@ class GraphView:
         index = self.producers.get(name)
         return None if index is None else self.nodes[index]
 
+    def initializer(self, name: str) -> TensorProto | None:
+        """The constant initializer of that name in this graph or in one around it."""
+        if name in self.initializers or self.parent is None or name in self._local_names:
+            return self.initializers.get(name)
+        return self.parent.initializer(name)
+
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape as far as known."""
         if name in self.infos:
@@ -181,10 +188,13 @@ class GraphView:
             return None
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             return np.asarray(numpy_helper.to_array(node.attribute[0].t, str(self.folder)))
-        inputs = [self.constant(i) for i in node.input]
-        if any(value is None for value in inputs):
+        found = [self.constant(i) for i in node.input]
+        inputs = [value for value in found if value is not None]
+        if len(inputs) < len(found):
             return None
-        return self._evaluate(node, [value for value in inputs if value is not None])
+        if node.op_type in _SIZED and np.prod(inputs[-1], dtype=np.float64) > MAX_FOLDED:
+            return None
+        return self._evaluate(node, inputs)
 
     def _evaluate(self, node: NodeProto, inputs: list[NDArray[Any]]) -> NDArray[Any] | None:
         names = [f"i{k}" for k in range(len(inputs))]

@@ -9,7 +9,7 @@ from typing import Any
 
 from onnx import NodeProto
 
-from trtconvert.algebra import MOST_IN_A_ROW, MOVERS, Reading, axis_of
+from trtconvert.algebra import MOST_IN_A_ROW, MOVERS, RESHAPES, Reading, axis_of, passes
 from trtconvert.arithmetic import NO_FAILURE, Arithmetic, Failure, Match, States, Unlike, close, join
 from trtconvert.graph import GraphView
 from trtconvert.model import STANDARD_DOMAINS
@@ -36,6 +36,7 @@ from trtconvert.pattern import (
 
 _MAX_WAYS = 32  # in which one part of a pattern may match at one tensor
 _MAX_REMEMBERED = 50_000  # parts and tensors: what one pattern needs lies close together in a graph
+_PER_CHANNEL = frozenset(("InstanceNormalization", "BatchNormalization"))
 _COMMUTATIVE = frozenset(("Max", "Min", "And", "Or", "Xor"))
 
 
@@ -115,10 +116,10 @@ class Matcher(Arithmetic):
 
     def _composite(self, expr: Expr, tensor: str, state: Match) -> States:
         if isinstance(expr, Either):
-            for option in expr.options:
+            for number, option in enumerate(expr.options):
                 ways = list(self.match(option, tensor, state))
                 if ways:
-                    yield from ways
+                    yield from (way._replace(chosen=way.chosen | {expr: number}) for way in ways)
                     return
         elif isinstance(expr, Given):
             rank = self.graph.rank(tensor)
@@ -208,25 +209,38 @@ class Matcher(Arithmetic):
 
     def _rearranged(self, expr: Rearranged, tensor: str, state: Match) -> States:
         moved: tuple[int, ...] = ()
-        while (index := self.graph.producers.get(tensor)) is not None and len(moved) < MOST_IN_A_ROW:
+        nodes = state.nodes
+        while (index := self.graph.producers.get(tensor)) is not None and len(nodes) < MOST_IN_A_ROW:
             node = self.graph.nodes[index]
-            if node.op_type not in MOVERS or node.domain not in STANDARD_DOMAINS or state.moved:
+            if node.domain not in STANDARD_DOMAINS or not (node.op_type in MOVERS or passes(self.graph, node)):
                 break
-            moved, tensor = (index, *moved), node.input[0]
-            yield from self.match(expr.x, tensor, state._replace(nodes=state.nodes | set(moved), moved=moved))
+            nodes |= {index}
+            moved, tensor = moved if passes(self.graph, node) else (index, *moved), node.input[0]
+            if moved:
+                yield from self.match(expr.x, tensor, state._replace(nodes=nodes, moved=moved))
         if not moved:
             self.fail(state, Unlike(tensor, "a Transpose or Reshape"))
 
     def _reshaped(self, expr: Reshaped, tensor: str, state: Match) -> States:
         index, shape = self.graph.producers[tensor], self.graph.info(tensor).shape
-        source = self.graph.nodes[index].input[0]
-        before = [size for size in self.graph.info(source).shape or () if isinstance(size, int)]
-        if shape is None or not all(isinstance(size, int) for size in shape) or source == tensor:
+        node = self.graph.nodes[index]
+        if node.op_type not in RESHAPES or node.domain not in STANDARD_DOMAINS:
+            self.fail(state, Unlike(tensor, "a Reshape"))
+            return
+        before = self.graph.info(node.input[0]).shape
+        if not all(isinstance(size, int) for size in (*(shape or (None,)), *(before or (None,)))):
             self.fail(state, f"the shape of {tensor} is not known")
-        elif expr.shape is None or shape == expr.shape(tuple(before)):
-            yield from self.match(expr.x, source, state.with_nodes(frozenset((index,))))
-        else:
-            self.fail(state, f"{tensor} has shape {list(shape)}, not {list(expr.shape(tuple(before)))}")
+            return
+        sizes = tuple(size for size in before or () if isinstance(size, int))
+        if expr.shape is not None and shape != expr.shape(sizes):
+            self.fail(state, f"{tensor} has shape {list(shape or ())}, not {list(expr.shape(sizes))}")
+            return
+        for found in self.match(expr.x, node.input[0], state.with_nodes(frozenset((index,)))):
+            like = expr.like
+            if like is None or (isinstance(like, Var) and self.graph.info(found.bound[like.name]).shape == shape):
+                yield found
+            else:
+                self.fail(found, f"{tensor} has shape {list(shape or ())}, which is not that of the data")
 
     def _node(self, expr: Expr, tensor: str, state: Match) -> States:
         op_type = "Transpose" if isinstance(expr, MoveAxis) else expr.op_type if isinstance(expr, Call) else ""
@@ -258,16 +272,17 @@ class Matcher(Arithmetic):
                 continue
             orders = itertools.permutations(inputs) if op_type in _COMMUTATIVE else [tuple(inputs)]
             for order in orders:
-                yield from self._inputs(expr.inputs, order, bound)
+                yield from self._inputs(expr.inputs, order, bound, op_type not in _PER_CHANNEL)
 
-    def _inputs(self, exprs: Sequence[Expr], tensors: Sequence[str], state: Match) -> States:
+    def _inputs(self, exprs: Sequence[Expr], tensors: Sequence[str], state: Match, broadcast: bool) -> States:
+        """broadcast: numbers among the inputs are broadcast against the data, and could expand it."""
         if not exprs:
             yield state
             return
         for found in self.match(exprs[0], tensors[0], state):
-            if isinstance(exprs[0], Number):  # it is not broadcast against the data
+            if not broadcast and isinstance(exprs[0], Number):
                 found = found._replace(numbers=state.numbers)
-            yield from self._inputs(exprs[1:], tensors[1:], found)
+            yield from self._inputs(exprs[1:], tensors[1:], found, broadcast)
 
     def _attributes(
         self, expr: Call, node: NodeProto, values: dict[str, Any], inputs: list[str], state: Match
@@ -278,7 +293,7 @@ class Matcher(Arithmetic):
         for name, wanted in expr.attributes.items():
             got = values.get(name)
             if name == "axis" and isinstance(got, int) and got >= 0:
-                got = None if rank is None else got - rank
+                got = None if rank is None or got >= rank else got - rank
             if isinstance(wanted, Attr):
                 bound[wanted.name] = got
             elif got != wanted:

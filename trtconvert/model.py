@@ -113,6 +113,7 @@ def check(model: ModelProto, path: Path | None = None) -> None:
     """
     bare = skeleton(model)
     adopt_ort_ops(bare)
+    _allow_unknown_ranks(bare)
     for tensor in filter(_heavy, model.graph.initializer):
         size = len(tensor.raw_data)
         if size and weights.size(tensor) not in (0, size):
@@ -125,11 +126,29 @@ def check(model: ModelProto, path: Path | None = None) -> None:
         onnx.checker.check_model(bare, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), "unknown fault")
-        if "Field 'shape' of 'type' is required" in first:
-            return  # an input or output of unknown rank: the checker minds, ONNX and its tools do not
         raise ConvertError(f"the model is not valid ONNX: {first}", where=_where(model, str(error), path)) from error
     except ValueError as error:
         raise ConvertError(f"the model cannot be checked: {error}", where=str(path) if path else None) from error
+
+
+def _allow_unknown_ranks(bare: ModelProto) -> None:
+    """Inputs and outputs without a shape: the checker minds, ONNX and its tools do not. The inputs become tensors made by a
+    node that nobody knows, the outputs tensors that nobody reads."""
+    nodes = []
+    for field in (bare.graph.input, bare.graph.output):
+        shapeless = [v.type.HasField("tensor_type") and not v.type.tensor_type.HasField("shape") for v in field]
+        kept = [v for v, gone in zip(field, shapeless, strict=True) if not gone]
+        if field is bare.graph.input:
+            gone = [v.name for v, gone in zip(field, shapeless, strict=True) if gone]
+            nodes = [helper.make_node("Unknown", [], [name], domain="trtconvert.unknown") for name in gone]
+        if any(shapeless):
+            del field[:]
+            field.extend(kept)
+    if nodes:
+        nodes += bare.graph.node
+        del bare.graph.node[:]
+        bare.graph.node.extend(nodes)
+        bare.opset_import.append(helper.make_opsetid("trtconvert.unknown", 1))
 
 
 def _where(model: ModelProto, message: str, path: Path | None) -> str | None:
@@ -255,6 +274,8 @@ def skeleton(model: ModelProto) -> ModelProto:
         del graph.value_info[:]
     named = {i.name for i in bare.graph.input}
     for tensor in model.graph.initializer:
+        if tensor.name in named and model.ir_version >= 4:
+            continue  # only a default
         if not _heavy(tensor) and tensor.data_location != TensorProto.EXTERNAL:
             bare.graph.initializer.append(tensor)
         elif tensor.name not in named:

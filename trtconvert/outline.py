@@ -9,11 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from trtconvert.algebra import MEANS, MOVERS, PASSES, PRODUCTS, SUMS
+from trtconvert.algebra import MEANS, MOVERS, PASSES, PRODUCTS, RESHAPES, SUMS
 from trtconvert.graph import GraphView
 from trtconvert.pattern import Call, Either, Expr, Given, Mean, MoveAxis, Parts, Product, Rearranged, Reshaped, Sum
 
-_RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
 _ALGEBRA = PRODUCTS | SUMS | PASSES | MOVERS
 
 
@@ -53,7 +52,7 @@ def needs(expr: Expr) -> Needs:
     if isinstance(expr, MoveAxis):
         return Needs(frozenset(("Transpose",)), (Near(frozenset(("Transpose",))),))
     if isinstance(expr, Reshaped):
-        return Needs(_RESHAPES, (Near(_RESHAPES),))
+        return Needs(RESHAPES, (Near(RESHAPES),))
     if isinstance(expr, Rearranged):
         return Needs(MOVERS, (Near(MOVERS - PASSES),))
     kinds = frozenset((expr.op_type,)) if isinstance(expr, Call) else frozenset[str]()

@@ -126,10 +126,11 @@ class Rearranged(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Reshaped(Expr):
-    """A Reshape of x. shape: what it makes of x's shape, all sizes known; None: back to the shape of the op's data."""
+    """A Reshape of x, all sizes known. shape: what it makes of x's shape. like: an input of the op whose shape it gives back."""
 
     x: Expr
-    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
+    like: Expr | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,9 +259,13 @@ class Builder:
         Where two could stand for one subgraph and one be refused, let `patterns` yield two patterns."""
         return Either(options, name)
 
-    def reshaped(self, x: Expr, shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None) -> Expr:
-        """x with its elements in another shape; with none given, back in that of the op's data."""
+    def reshaped(self, x: Expr, shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Expr:
+        """x with its elements in the shape that a function makes of its shape."""
         return Reshaped(x, shape)
+
+    def reshaped_like(self, x: Expr, like: Expr) -> Expr:
+        """x with its elements in the shape of an input of the op."""
+        return Reshaped(x, like=like)
 
     def given(self, x: Expr, **attributes: Any) -> Expr:
         """A spelling that means these values of the op's attributes; a function gets the rank."""

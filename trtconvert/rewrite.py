@@ -52,6 +52,7 @@ class Writing:
     def __init__(self, model: ModelProto) -> None:
         self.model = model
         self._domains: dict[tuple[Any, ...], str] = {}
+        self._writable: dict[tuple[Any, ...], bool] = {}
 
     @cached_property
     def nodes(self) -> set[str]:
@@ -66,6 +67,13 @@ class Writing:
             names |= {i.name for i in graph.input} | {t.name for t in graph.initializer}
             names |= {name for node in graph.node for name in (*node.input, *node.output)}
         return names
+
+    def writable(self, op: type[Op], values: dict[str, Any]) -> bool:
+        """Whether the op with these attributes can be written in the model's opset."""
+        key = (op, tuple(sorted(values.items())))
+        if key not in self._writable:
+            self._writable[key] = spelled(op, values, onnx_model.opset(self.model)) is not None
+        return self._writable[key]
 
     def body(self, op: type[Op], values: dict[str, Any], dtype: str, rank: int | None) -> str:
         """Make sure that the model holds the op's body; returns the domain under which it stands."""
@@ -90,7 +98,7 @@ class Rewriter:
         self.writing, self.view, self.graph = writing, view, view.graph
         self.nodes: list[NodeProto | None] = list(view.nodes)
         self.inserted: dict[int, list[NodeProto]] = {}
-        self.orphans: set[str] = set()  # tensors that the removed nodes made or read
+        self.orphans: set[str] = set()  # tensors that removed nodes made or read, here or in graphs inside
 
     def replace(self, site: Site) -> Fusion:
         """Put the op's node where the site's last node stood."""
@@ -109,7 +117,7 @@ class Rewriter:
         self.inserted[last] = [*new, node, *self._moved(site, output)]
         for index in site.nodes:
             self.nodes[index] = None
-        self.orphans |= {t for n in removed for t in (*n.input, *n.output)}
+        self.orphans |= {t for n in removed for t in (*n.input, *n.output)} - {site.output}
         path = self.view.path
         replaced = tuple(path + (n.name or n.op_type) for n in removed)
         return Fusion(site.op.name, path + name, site.output, replaced, site.op.values())
@@ -130,9 +138,10 @@ class Rewriter:
         source = site.match.bound.get(name)
         if isinstance(value, Computed):
             return self._shaped(value, site.dtype, base, new)
-        info = None if source is None or source not in self.view.initializers else self.view.info(source)
+        held = None if source is None else self.view.initializer(source)
         touched = any(name in (fold.scale, fold.bias) for fold in site.match.folded)
-        if source and info and info.shape == value.shape and info.dtype == value.dtype.name and not touched:
+        same = held is not None and tuple(held.dims) == value.shape and held.data_type == elem_type(value.dtype.name)
+        if source and same and not touched:
             return source
         unique = _unique(source or base, self.writing.tensors)
         self.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), unique))
@@ -211,13 +220,18 @@ def _raise_ir(model: ModelProto) -> None:
     model.ir_version = max(model.ir_version, _MIN_IR)
 
 
+def spelled(op: type[Op], values: dict[str, Any], opset: int) -> Expr | None:
+    """The first of the op's patterns that has these attribute values and can be written in that opset."""
+    return next((e for e in spellings_of(op, values) if available(e, opset, values)), None)
+
+
 def body(op: type[Op], values: dict[str, Any], opset: int, dtype: str, rank: int | None, domain: str) -> FunctionProto:
     """The op as an ONNX function, emitted from the first of its patterns that has these attribute values.
 
     Like the kernels, it computes in float32 for 16-bit tensors. Float attributes stay attributes of the function, so that
     nodes which differ in them share one body.
     """
-    expr = next((e for e in spellings_of(op, values) if available(e, opset, values)), None)
+    expr = spelled(op, values, opset)
     if expr is None:
         raise ConvertError(f"no pattern of {op.name} describes {values}", where=registry.origin(op))
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
