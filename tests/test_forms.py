@@ -184,7 +184,10 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
     "com.microsoft FastGelu": (f"{LN} y = com.microsoft.FastGelu(z)", {}),
     "com.microsoft FastGelu with bias": (f"{LN} y = com.microsoft.FastGelu(z, b)", {}),
     "com.microsoft Gelu": (f"{LN} y = com.microsoft.Gelu(z)", {}),
-    "onnxruntime's LayerNormalization before opset 17": (f"{LN} y = com.microsoft.Gelu(z)", {"opset": 13}),
+    "onnxruntime's LayerNormalization before opset 17": (
+        "z = LayerNormalization(x, g, b) y = com.microsoft.Gelu(z)",
+        {"opset": 13},
+    ),
     "twice and half": (f"{LN.replace('z =', 'z0 =')} z1 = Mul(z0, two) z = Mul(z1, half) {GELU}", {}),
     "variance clipped": (
         f"{MEAN} xx = Mul(x, x) m2 = ReduceMean<axes=[-1]>(xx) mm = Mul(m, m) v0 = Sub(m2, mm) v = Clip(v0, zero) "

@@ -168,8 +168,8 @@ class GraphView:
         return self._uniform[name]
 
     def attributes(self, node: NodeProto) -> dict[str, Any]:
-        """The node's attributes, with the schema's defaults; an operator of another domain than ONNX's has those of the
-        newest standard operator of its name."""
+        """The node's attributes, with the schema's defaults; an operator of another domain than ONNX's, or older than ONNX's,
+        has those of the newest standard operator of its name."""
         standard = node.domain in STANDARD_DOMAINS
         return _defaults(node.op_type, self.opset if standard else None) | attribute_values(node)
 
@@ -217,10 +217,12 @@ class GraphView:
 @cache
 def _defaults(op_type: str, opset: int | None) -> dict[str, Any]:
     newest = onnx.defs.onnx_opset_version()
-    try:
-        schema = onnx.defs.get_schema(op_type, max_inclusive_version=min(opset or newest, newest))
-    except onnx.defs.SchemaError:
+    version = min(opset or newest, newest)
+    if not onnx.defs.has(op_type, max_inclusive_version=version):
+        version = newest  # onnxruntime writes LayerNormalization before ONNX had it
+    if not onnx.defs.has(op_type):
         return {}
+    schema = onnx.defs.get_schema(op_type, max_inclusive_version=version)
     found = {}
     for name, attribute in schema.attributes.items():
         if attribute.default_value.type != AttributeProto.UNDEFINED:
