@@ -105,7 +105,7 @@ class Matcher(Arithmetic):
             self.fail(state, Unlike(tensor, expr))
         else:
             ways, (nodes, reason) = self._remembered(expr, tensor)
-            if self.explain and not ways:
+            if self.explain and reason and not ways:
                 self.fail(state.with_nodes(nodes), reason)
             for way in ways:
                 joined = join(state, way)
