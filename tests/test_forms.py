@@ -113,6 +113,19 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
         f"v = Div(v0, eight) ve = Add(v, eps) sd = Sqrt(ve) {AFFINE} {GELU}",
         {"last": np.int64([-1])},
     ),
+    "sum over 2048": (
+        f"m0 = ReduceSum(x, last) m = Mul(m0, share) d = Sub(x, m) sq = Mul(d, d) v0 = ReduceSum(sq, last) "
+        f"v = Div(v0, many) ve = Add(v, eps) sd = Sqrt(ve) {AFFINE} {GELU}",
+        {
+            "last": np.int64([-1]),
+            "many": 2048.0,
+            "share": 1 / 2048,
+            "g": np.ones(2048),
+            "b": np.ones(2048),
+            "inputs": "float[2,2048] x",
+            "outputs": "float[2,2048] y",
+        },
+    ),
     "axes come back": (
         f"m0 = ReduceMean<axes=[-1], keepdims=0>(x) m = Unsqueeze(m0, last) d = Sub(x, m) sq = Mul(d, d) {ROOT} {AFFINE} {GELU}",
         {"last": np.int64([-1])},
@@ -241,6 +254,19 @@ LEFT: dict[str, tuple[str, dict[str, Any], str]] = {
     "divided by one less": (
         f"{MEAN} sq = Mul(d, d) v0 = ReduceSum(sq, last) v = Div(v0, seven) ve = Add(v, eps) sd = Sqrt(ve) {AFFINE} {GELU}",
         {"last": np.int64([-1]), "seven": 7.0, "opset": 13},
+        "not divided by the number of elements",
+    ),
+    "divided by one less, of many": (
+        f"{MEAN} sq = Mul(d, d) v0 = ReduceSum(sq, last) v = Div(v0, fewer) ve = Add(v, eps) sd = Sqrt(ve) {AFFINE} {GELU}",
+        {
+            "last": np.int64([-1]),
+            "fewer": 2047.0,
+            "g": np.ones(2048),
+            "b": np.ones(2048),
+            "opset": 13,
+            "inputs": "float[2,2048] x",
+            "outputs": "float[2,2048] y",
+        },
         "not divided by the number of elements",
     ),
     "scale a row": (f"{DEC} {AFFINE} {GELU}", {"g": np.ones((4, 1))}, "g (scale) has shape [4, 1]"),

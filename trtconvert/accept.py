@@ -238,8 +238,7 @@ class _Parameters:
         return seen
 
     def _check_positions(self, tensor: str, name: str, shape: Shape) -> None:
-        known_rank = self.data.rank is not None and not self.data.guessed
-        rank = self.data.rank if self.data.rank is not None and known_rank else len(self.positions)
+        rank = len(self.positions) if self.data.rank is None or self.data.guessed else self.data.rank
         varies = [p for p in range(-len(shape), 0) if shape[p] != 1]
         known = {p: size for p, size in zip(self.positions, self.sizes, strict=True) if isinstance(size, int)}
         expands = [p for p in varies if isinstance(shape[p], int) and shape[p] != known.get(p, shape[p])]

@@ -231,8 +231,8 @@ def _kept_again(view: GraphView, node: NodeProto, index: int, tensor: str) -> Av
 
 
 def _divided_sum(view: GraphView, tensor: str) -> Averaged | None:
-    """ReduceSum over axes of known sizes, divided by their product."""
-    coefficient, nodes, source = 1.0, set(), tensor
+    """ReduceSum over axes of known sizes, divided by their product; not by one less, as an unbiased variance is."""
+    coefficient, rounding, nodes, source = 1.0, 1e-6, set(), tensor
     while True:
         index = view.producers.get(source)
         node = None if index is None else view.nodes[index]
@@ -250,6 +250,7 @@ def _divided_sum(view: GraphView, tensor: str) -> Averaged | None:
             value = view.constant(name)
             if value is not None and value.size == 1 and value.reshape(-1)[0] and _fits(view, value, tensor):
                 coefficient *= float(value.reshape(-1)[0]) ** power
+                rounding = max(rounding, _ROUNDING.get(value.dtype.name, 0.0))
             else:
                 rest.append((name, power))
         if len(rest) != 1 or rest[0][1] != 1.0:
@@ -261,7 +262,8 @@ def _divided_sum(view: GraphView, tensor: str) -> Averaged | None:
         return None
     sizes = [shape[axis] for axis in found.axes]
     count = float(np.prod([s for s in sizes if isinstance(s, int)]))
-    if not all(isinstance(s, int) for s in sizes) or not np.isclose(coefficient * count, 1.0, rtol=1e-3):
+    near = abs(coefficient * count - 1.0) <= min(rounding, 0.4 / max(count, 1.0))
+    if not all(isinstance(s, int) for s in sizes) or not near:
         fault = f"{node.op_type} {node.name} is not divided by the number of elements"
         return Averaged(found.x, found.axes, found.nodes, node, found.fault or fault)
     return found

@@ -85,11 +85,6 @@ def fuse_model(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> Fuse
     return result
 
 
-def _fuse_graphs(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> FuseResult:
-    with _uncollected():
-        return _search(model, folder, ops)
-
-
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Without Python's cycle collector: the search makes many small tuples and no cycles, and at each of its rounds the
@@ -103,7 +98,8 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _search(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> FuseResult:
+@_uncollected()
+def _fuse_graphs(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> FuseResult:
     result = FuseResult(model)
     spellings = [Spelling(op, expr, needs(expr).roots) for op in ops for expr in spellings_of(op, None)]
     writing = Writing(model)

@@ -187,25 +187,21 @@ class Matcher(Arithmetic):
             if found is None:
                 self.fail(state, Unlike(name, "a mean"))
                 continue
-            state = state.with_nodes(nodes | found.nodes)
+            here = state.with_nodes(nodes | found.nodes)
             where = f"{found.node.op_type} {found.node.name}".rstrip()
             axis = None if found.axes is None else axis_of(found.axes, self.graph.rank(found.x))
             if found.fault:
-                self.fail(state, found.fault)
+                self.fail(here, found.fault)
             elif axis is None:
                 shown = "are not constant" if found.axes is None else f"are {list(found.axes)}"
-                self.fail(state, f"{where}: its axes {shown}")
-            elif isinstance(expr.axis, Attr) and state.attributes.get(expr.axis.name, axis) != axis:
-                self.fail(
-                    state, f"{where}: its axis is {axis}, that of another mean {state.attributes[expr.axis.name]}"
-                )
+                self.fail(here, f"{where}: its axes {shown}")
             elif isinstance(expr.axis, Attr):
-                for bound in self.bind(expr.axis.name, axis, state):
+                for bound in self.bind(expr.axis.name, axis, here):
                     yield from self.match(expr.x, found.x, bound)
             elif axis == expr.axis:
-                yield from self.match(expr.x, found.x, state)
+                yield from self.match(expr.x, found.x, here)
             else:
-                self.fail(state, f"{where}: its axis is {axis}, not {expr.axis}")
+                self.fail(here, f"{where}: its axis is {axis}, not {expr.axis}")
 
     def _rearranged(self, expr: Rearranged, tensor: str, state: Match) -> States:
         moved: tuple[int, ...] = ()
@@ -315,6 +311,7 @@ def _kind(expr: Expr) -> str:
         Mean: "a mean",
         MoveAxis: "a Transpose",
         Rearranged: "a Transpose or Reshape",
+        Reshaped: "a Reshape",
     }
     return expr.op_type if isinstance(expr, Call) else names.get(type(expr), "what the pattern has")
 

@@ -71,7 +71,7 @@ def _arithmetic(parts: Parts, roots: frozenset[str]) -> Needs:
 
 
 class Outline:
-    """Answers for one graph; both are necessary conditions for a match, never sufficient ones."""
+    """Answers for one graph: what is necessary for a match, never what is sufficient."""
 
     def __init__(self, graph: GraphView) -> None:
         self._kinds: dict[str, str] = {}
