@@ -20,6 +20,7 @@ from trtconvert import gpu, launch, reference, registry
 from trtconvert import model as onnx_model
 from trtconvert.adapter import compile_op
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS
+from trtconvert.bodies import DOMAIN, add_bodies
 from trtconvert.build import build
 from trtconvert.engine import load_engine, plugins_in
 from trtconvert.errors import ConvertError
@@ -28,7 +29,6 @@ from trtconvert.launch import Tensor
 from trtconvert.model import numpy_dtype
 from trtconvert.network import BuildOptions
 from trtconvert.op import Case, Op
-from trtconvert.rewrite import DOMAIN, add_bodies
 from trtconvert.shapes import Range
 
 OPSETS = (17, 20)
