@@ -23,6 +23,8 @@ CPP_TYPES = {
     "int64": "long long",
     "bool": "bool",
 }
+# What kernels must compile for: whatever TensorRT and TensorRT-RTX run on.
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "sm_121")
 
 
 def cache_dir() -> Path:
