@@ -16,12 +16,12 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
-from trtconvert import gpu, kernel, launch, reference, registry
+from trtconvert import gpu, kernel, launch, reference, registers, registry
 from trtconvert import model as onnx_model
 from trtconvert.alone import run_kernel
+from trtconvert.backend import RTX_TARGETS
 from trtconvert.bodies import DOMAIN, add_bodies
 from trtconvert.build import build
-from trtconvert.compiled import compile_op
 from trtconvert.engine import load_engine, plugins_in
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import fuse_model
@@ -212,6 +212,11 @@ def _symbols(tested: Case, dtype: str) -> list[Tensor]:
     return [Tensor(dtype, shape, f"in {i}") for i, shape in enumerate(tested.shapes)]
 
 
+def uses(op: type[Op]) -> Iterator[tuple[Op, list[Tensor]]]:
+    """The op with its inputs, as each of its cases has them, in each dtype."""
+    return ((instance(op, tested), _symbols(tested, dtype)) for tested in op.cases for dtype in op.dtypes)
+
+
 def _variants(op: type[Op], tested: Case, dtype: str) -> int:
     made, inputs = instance(op, tested), _symbols(tested, dtype)
     return len(made.variants(*inputs, *made.outputs(*inputs)))
@@ -232,16 +237,13 @@ def _fields(op: type[Op]) -> str:
 
 
 def _compiles(op: type[Op]) -> str:
-    newest = kernel.ARCHITECTURES[-1].replace("sm_", "compute_")
-    targets = (*kernel.ARCHITECTURES, newest)
-    sizes = [
-        len(image)
-        for tested in op.cases
-        for dtype in op.dtypes
-        for variant in range(_variants(op, tested, dtype))
-        for image in compile_op(instance(op, tested), _symbols(tested, dtype), targets, variant).images.values()
-    ]
-    return f"{len(sizes)} images for {', '.join(targets)} in {', '.join(op.dtypes)}; {min(sizes)} to {max(sizes)} bytes"
+    rows = list(registers.rows(uses(op)))
+    most = max(row.usage.registers for row in rows)
+    spills = sorted({f"{row.kernel} for {row.target} in {row.dtype}" for row in rows if row.usage.spills})
+    kernels = ", ".join(dict.fromkeys(row.kernel for row in rows))
+    return f"{kernels} for {', '.join(kernel.ARCHITECTURES)}: up to {most} registers; " + (
+        f"spills in {', '.join(spills)}" if spills else "no spills"
+    )
 
 
 def _builds(op: type[Op]) -> str:
@@ -279,7 +281,8 @@ def node_plan(op: type[Op], tested: Case, dtype: str, folder: Path) -> Path:
     first, *rest = tested.shapes[0] or (1,)
     low, high = (min(1, first), *rest), (max(1, first), *rest)
     shapes = {op.inputs()[0]: Range(low, high, high)} if rest else {}
-    return build(path, folder / "node.plan", BuildOptions(fuse=False, shapes=shapes)).plan
+    targets = () if gpu.current() is not None else RTX_TARGETS[-1:]  # one will do: nothing is run
+    return build(path, folder / "node.plan", BuildOptions(fuse=False, shapes=shapes, targets=targets)).plan
 
 
 # --- with a GPU ----------------------------------------------------------------------------------------------------
