@@ -47,7 +47,9 @@ class _Buffer:
             changed[self.start : self.start + self.size] = False
         if changed.any():
             where = int(np.flatnonzero(changed)[0]) - self.start
-            raise ConvertError(f"a kernel wrote at byte {where} of {self.name}, which has {self.size} bytes to write")
+            raise ConvertError(
+                f"a kernel wrote at byte {where} of {self.name} ({self.size} bytes), which is not its to write"
+            )
         return self.after[self.start : self.start + self.size]
 
 
@@ -65,6 +67,7 @@ def run_kernel(
     inputs = [Tensor(a.dtype.name, a.shape, f"in {i}") for i, a in enumerate(arrays)]
     outputs, shapes = op.outputs(*inputs), [a.shape for a in arrays]
     compiled = compile_op(op, inputs, (gpu.require().arch,), variant)
+    size = launch.work_size(op.variants(*inputs, *outputs)[variant])  # the text form keeps offsets only
     device = Device(0)
     device.set_current()
     stream = device.create_stream()
@@ -74,7 +77,7 @@ def run_kernel(
 
     given = [buffer(i, f"input {i}", np.asarray(a)) for i, a in enumerate(arrays)]
     made = [buffer(len(given) + i, f"output {i}", _poisoned(t)) for i, t in enumerate(outputs)]
-    lent = _Buffer(device, stream, "the lent memory", _poisoned(Tensor("int8", (launch.work_size(compiled.launches),))))
+    lent = _Buffer(device, stream, "the lent memory", _poisoned(Tensor("int8", (size,))))
     run = gpu.prepare(compiled.launches, compiled.images, shapes)
     if run is not None:
         run([b.address for b in given], [b.address for b in made], lent.address, int(stream.handle))
