@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +49,7 @@ def work(inputs: list[int], outputs: list[int], lent: int) -> None:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Host memory as device memory; `kernel` is called in place of the launches, and `addresses` are what it was given."""
     seen: dict[str, Any] = {"kernel": work}
 
@@ -75,7 +75,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     monkeypatch.setattr(gpu, "copy", copy)
     monkeypatch.setattr(gpu, "require", lambda: gpu.Gpu("a fake", "sm_86", (13, 0)))
     monkeypatch.setattr(gpu, "prepare", lambda *_: run)
-    yield seen
+    return seen
 
 
 X = np.array([1, -2, 3, 0, 5], np.float32)
