@@ -16,7 +16,7 @@ from trtconvert.launch import Counted, Tensor
 from trtconvert.model import numpy_dtype
 from trtconvert.op import Op
 
-GUARD = 256  # bytes before and after each tensor; a multiple of the alignment that device memory has
+GUARD = 256  # bytes before and after each tensor, a multiple of the alignment that device memory has
 POISON = 0xFF  # NaN in every float dtype
 CANARY = 0xA5
 
@@ -24,16 +24,17 @@ CANARY = 0xA5
 class _Buffer:
     """A tensor's device memory between two guards, `shift` bytes off its alignment. data: what it holds at first."""
 
-    def __init__(self, device: Any, stream: Any, name: str, data: NDArray[Any], shift: int = 0) -> None:
-        self.name, self.stream, self.start, self.size = name, int(stream.handle), GUARD + shift, data.nbytes
-        self.before = np.full(self.start + self.size + GUARD, CANARY, np.uint8)
+    def __init__(self, device: Any, stream: Any, name: str, data: NDArray[Any], guard: int, shift: int = 0) -> None:
+        self.name, self.stream, self.start, self.size = name, int(stream.handle), guard + shift, data.nbytes
+        self.before = np.full(self.start + self.size + guard, CANARY, np.uint8)
         self.before[self.start : self.start + self.size] = np.frombuffer(data.tobytes(), np.uint8)
-        self.memory = device.allocate(self.before.nbytes, stream=stream)
+        self.memory = device.allocate(max(self.before.nbytes, 1), stream=stream)
         self.address = int(self.memory.handle) + self.start
         self._copy(self.before, to_device=True)
 
     def _copy(self, host: NDArray[np.uint8], to_device: bool) -> None:
-        gpu.copy(int(self.memory.handle), host.ctypes.data, host.nbytes, self.stream, to_device)
+        if host.nbytes:
+            gpu.copy(int(self.memory.handle), host.ctypes.data, host.nbytes, self.stream, to_device)
 
     def fetch(self) -> None:
         """Copy everything back, guards too; wait for the stream before `read`."""
@@ -54,12 +55,13 @@ class _Buffer:
 
 
 def run_kernel(
-    op: Op, arrays: Sequence[NDArray[Any]], variant: int = 0, shifted: int | None = None
+    op: Op, arrays: Sequence[NDArray[Any]], variant: int = 0, shifted: int | None = None, guard: int = GUARD
 ) -> list[NDArray[Any]]:
     """Launch the op's kernels on host arrays and return the outputs. Outputs and lent memory are poisoned first, so that
     what is not written shows.
 
-    shifted: the input or output (counted behind the inputs) whose pointer is one element off its alignment.
+    shifted: the input or output (counted behind the inputs) whose pointer is one element off its alignment. guard: 0 for
+    compute-sanitizer, which then sees where each allocation ends.
     Raises ConvertError when a kernel writes outside its outputs, and NoUsableGpuError.
     """
     from cuda.core import Device  # needs a driver
@@ -73,11 +75,11 @@ def run_kernel(
     stream = device.create_stream()
 
     def buffer(index: int, name: str, data: NDArray[Any]) -> _Buffer:
-        return _Buffer(device, stream, name, data, data.itemsize if index == shifted else 0)
+        return _Buffer(device, stream, name, data, guard, data.itemsize if index == shifted else 0)
 
     given = [buffer(i, f"input {i}", np.asarray(a)) for i, a in enumerate(arrays)]
     made = [buffer(len(given) + i, f"output {i}", _poisoned(t)) for i, t in enumerate(outputs)]
-    lent = _Buffer(device, stream, "the lent memory", _poisoned(Tensor("int8", (size,))))
+    lent = _Buffer(device, stream, "the lent memory", _poisoned(Tensor("int8", (size,))), guard)
     run = gpu.prepare(compiled.launches, compiled.images, shapes)
     if run is not None:
         run([b.address for b in given], [b.address for b in made], lent.address, int(stream.handle))
