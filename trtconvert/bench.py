@@ -1,156 +1,198 @@
-"""Time of engines on this machine's GPU, taken so that they can be compared with each other."""
+"""What an engine's plugins gain: it and its twin of TensorRT's own layers, timed in turns on the same inputs."""
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import dataclasses
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
+from onnx import ModelProto
 
-from trtconvert import gpu
-from trtconvert.engine import Engine
+from trtconvert import adapter, functions, gpu, manifest, registry
+from trtconvert import model as onnx_model
+from trtconvert.build import build
+from trtconvert.engine import Engine, load_engine
+from trtconvert.errors import ConvertError
+from trtconvert.inputs import random_feeds
+from trtconvert.manifest import IO, Manifest
+from trtconvert.network import BuildOptions
+from trtconvert.rewrite import add_bodies
+from trtconvert.shapes import Range
+from trtconvert.timing import LayerTime, Timing, layers, measure
 
-# The one rule for short executions: a pair of events spans at least this time, which is long against what the events
-# themselves take. As many executions as that needs stand between them, and the time is divided by their number.
-SPAN_US = 50.0
-WARM_UP_S = 0.1  # of each engine before the first measurement, for the clocks
-LEAD = 3  # executions before each turn that are not measured: caches and clocks after the other engine's turn
+PLUGINS, NATIVE = "plugins", "native"
 
 
 @dataclass(frozen=True)
-class Timing:
-    """How long one execution of an engine takes.
+class Row:
+    """One engine at one set of input shapes. speedup: the native engine's median over this one's, None if not both ran."""
 
-    median_us, p99_us, mean_us: on the device, between events (graph: replays queued one behind the other; without: the
-    stream is idle before, so the device's waiting for the host counts). throughput: executions a second, back to back.
-    host_us: median time in which the host has put one on the stream. runs: event pairs. graph: replays of a CUDA graph.
-    """
-
-    median_us: float
-    p99_us: float
-    mean_us: float
-    throughput: float
-    runs: int
-    graph: bool
-    host_us: float
+    engine: str
+    shapes: str
+    timing: Timing
+    speedup: float | None
 
 
-def summarize(times_us: Sequence[float], throughputs: Sequence[float], host_us: Sequence[float], graph: bool) -> Timing:
-    """Median, 99th percentile (nearest rank) and mean of the times, medians of the others."""
-    ordered = sorted(times_us)
-    return Timing(
-        statistics.median(ordered),
-        ordered[math.ceil(0.99 * len(ordered)) - 1],
-        statistics.fmean(ordered),
-        statistics.median(throughputs),
-        len(ordered),
-        graph,
-        statistics.median(host_us),
-    )
+@dataclass
+class BenchResult:
+    """machine: GPU and TensorRT. layers: layer times by engine and shapes, if asked for."""
+
+    machine: str
+    rows: list[Row] = field(default_factory=list)
+    layers: dict[tuple[str, str], list[LayerTime]] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
 
 
-def executions_per_pair(one_us: float) -> int:
-    """How many executions of that time stand between two events, by the rule of SPAN_US."""
-    return max(1, math.ceil(SPAN_US / max(one_us, 0.01)))
-
-
-def measure(
-    engines: Mapping[str, Engine],
-    feeds: Mapping[str, NDArray[Any]],
-    graph: bool = True,
+def bench(
+    source: str | Path,
+    options: BuildOptions | None = None,
+    graphs: Sequence[bool] = (True, False),
     runs: int = 200,
     rounds: int = 5,
-) -> dict[str, Timing]:
-    """Time engines on the same inputs, taking turns, so that clocks and heat are the same for all.
+    by_layer: bool = False,
+    seed: int = 0,
+) -> BenchResult:
+    """Time an engine with plugins and the native one, at the profile's min, opt and max shapes, on random inputs.
 
-    runs: event pairs of each engine, over all rounds. graph: replay a CUDA graph. Raises ConvertError where an engine
-    fails, refuses the inputs or cannot be captured.
+    source: an ONNX model, of which both are built as `options` say; or a plan, whose manifest names the model that its
+    twin is built from. Of the options a plan takes the shapes alone: which to time. graphs: with a CUDA graph, without.
+    Raises ConvertError; NoUsableGpuError without a GPU.
     """
-    subjects = {name: _Subject(engine, feeds, graph) for name, engine in engines.items()}
-    each = max(1, math.ceil(runs / rounds))
-    for turn in range(rounds):
-        order = list(subjects.values())
-        for subject in order if turn % 2 == 0 else reversed(order):
-            subject.turn(each)
-    return {name: summarize(s.times, s.throughputs, s.host, graph) for name, s in subjects.items()}
+    path, options = Path(source), options or BuildOptions()
+    with tempfile.TemporaryDirectory(prefix="trtconvert") as folder:
+        make = _of_plan if manifest.is_plan(path) else _of_model
+        made = make(path, options, Path(folder))
+        result = BenchResult(f"{gpu.require().name}, {next(iter(made.engines.values())).backend.title}")
+        result.notices += made.notices
+        for label, feeds in random_feeds(made.inputs, made.profile, seed):
+            _measure(made.engines, label, feeds, graphs, (runs, rounds), result)
+            if by_layer:
+                result.layers |= {(name, label): layers(engine, feeds) for name, engine in made.engines.items()}
+    result.notices = list(dict.fromkeys(result.notices))
+    return result
 
 
-class _Subject:
-    """An engine under measurement."""
+def _measure(
+    engines: Mapping[str, Engine],
+    label: str,
+    feeds: Mapping[str, NDArray[Any]],
+    graphs: Sequence[bool],
+    amount: tuple[int, int],
+    result: BenchResult,
+) -> None:
+    for graph in graphs:
+        try:
+            timings = measure(engines, feeds, graph, *amount)
+        except ConvertError as error:
+            if not graph or len(graphs) == 1:
+                raise
+            result.notices.append(error.what)
+            continue
+        native = timings.get(NATIVE)
+        for name, timing in timings.items():
+            both = native is not None and len(timings) > 1
+            result.rows.append(
+                Row(name, label, timing, native.median_us / timing.median_us if native and both else None)
+            )
 
-    def __init__(self, engine: Engine, feeds: Mapping[str, NDArray[Any]], graph: bool) -> None:
-        self.times: list[float] = []
-        self.throughputs: list[float] = []
-        self.host: list[float] = []
-        self.graph = graph
-        self.bound = engine.bind({name: array.shape for name, array in feeds.items()})
-        self.bound.write(feeds)
-        self.bound.execute()
-        self.bound.sync()
-        self.single = self.bound.capture().launch if graph else self.bound.execute
-        self.count = executions_per_pair(self._warm_up())
-        self.several = self._several()
-        self.events: list[tuple[gpu.Event, gpu.Event]] = []
 
-    def _several(self) -> Callable[[], None]:
-        """`count` executions: one graph of them all, or a loop."""
-        if self.graph and self.count > 1:
-            return self.bound.capture(self.count).launch
+# --- the two engines -----------------------------------------------------------------------------------------------
 
-        def loop() -> None:
-            for _ in range(self.count):
-                self.single()
 
-        return self.single if self.count == 1 else loop
+Profile = dict[str, dict[str, list[int]]]  # input to "min", "opt" and "max" shape
 
-    def _warm_up(self) -> float:
-        """Run for WARM_UP_S; time of one execution in us, back to back."""
-        start, end, count, begin = gpu.Event(), gpu.Event(), 1, time.perf_counter()
-        while True:
-            start.record(self.bound.stream)
-            for _ in range(count):
-                self.single()
-            end.record(self.bound.stream)
-            self.bound.sync()
-            if time.perf_counter() - begin > WARM_UP_S:
-                return end.microseconds_since(start) / count
-            count = min(2 * count, 256)
 
-    def turn(self, pairs: int) -> None:
-        """Measure this many event pairs, then throughput and host time."""
-        while len(self.events) < pairs:
-            self.events.append((gpu.Event(), gpu.Event()))
-        for _ in range(LEAD):
-            self.single()
-        for start, end in self.events[:pairs]:
-            if not self.graph:
-                self.bound.sync()
-            start.record(self.bound.stream)
-            self.several()
-            end.record(self.bound.stream)
-        self.bound.sync()
-        self.times += [end.microseconds_since(start) / self.count for start, end in self.events[:pairs]]
-        self.throughputs.append(self._throughput(pairs * self.count))
-        self.host.append(self._host_us(min(pairs, 20)))
+@dataclass
+class _Engines:
+    engines: dict[str, Engine]
+    inputs: list[IO]
+    profile: Profile
+    notices: list[str]
 
-    def _throughput(self, executions: int) -> float:
-        start = time.perf_counter()
-        for _ in range(executions):
-            self.single()
-        self.bound.sync()
-        return executions / (time.perf_counter() - start)
 
-    def _host_us(self, calls: int) -> float:
-        """Median time of a call while the stream is idle, so that no full queue makes the host wait."""
-        spent = []
-        for _ in range(calls):
-            self.bound.sync()
-            start = time.perf_counter()
-            self.single()
-            spent.append((time.perf_counter() - start) * 1e6)
-        self.bound.sync()
-        return statistics.median(spent)
+def _of_model(source: Path, options: BuildOptions, folder: Path) -> _Engines:
+    for file in options.plugins:
+        registry.load_file(file)
+    proto = onnx_model.load(source)
+    gpu.require()
+    built = build(source, folder / "plugins.plan", options)
+    described, engine, notices = built.manifest, load_engine(built.plan), list(built.notices)
+    if not described.plugins:
+        notices.append("the engine has no plugins: it is timed alone")
+        return _Engines({NATIVE: engine}, described.onnx_inputs, described.profile, notices)
+    engines = {PLUGINS: engine} | _twin(proto, source, options, folder, notices)
+    return _Engines(engines, described.onnx_inputs, described.profile, notices)
+
+
+def _of_plan(plan: Path, options: BuildOptions, folder: Path) -> _Engines:
+    _, described = manifest.read_plan(plan)
+    gpu.require()
+    engine, notices = load_engine(plan, options.backend), list[str]()
+    if described is None:
+        notices.append("no manifest beside the plan names its model: it is timed alone")
+        return _Engines({PLUGINS: engine}, engine.inputs, _profile(_of_engine(engine), engine.inputs, options), notices)
+    profile = _profile(described.profile, described.onnx_inputs, options)
+    if not described.plugins:
+        notices.append("the plan has no plugins: it is timed alone")
+        return _Engines({NATIVE: engine}, described.onnx_inputs, profile, notices)
+    engines = {PLUGINS: engine} | _twin_of_plan(described, plan, folder, notices)
+    return _Engines(engines, described.onnx_inputs, profile, notices)
+
+
+def _of_engine(engine: Engine) -> Profile:
+    dynamic = [t.name for t in engine.inputs if -1 in (t.shape or ())]
+    shapes = {name: engine.engine.get_tensor_profile_shape(name, 0) for name in dynamic}
+    return {name: dict(zip(("min", "opt", "max"), map(adapter.sizes, s), strict=True)) for name, s in shapes.items()}
+
+
+def _profile(profile: Profile, inputs: Sequence[IO], options: BuildOptions) -> Profile:
+    """The plan's own shapes, or those that the options give for an input; the engine refuses what is outside its own."""
+    for name, given in options.shapes.items():
+        if name not in {io.name for io in inputs}:
+            raise ConvertError(
+                f"--shape names {name!r}, which is no input of the plan",
+                fix=f"inputs: {', '.join(io.name for io in inputs)}",
+            )
+        profile = profile | {name: {point: list(shape) for point, shape in vars(given).items()}}
+    return profile
+
+
+def _twin_of_plan(described: Manifest, plan: Path, folder: Path, notices: list[str]) -> dict[str, Engine]:
+    source = plan.parent / described.model
+    try:
+        proto = onnx_model.load(source)
+    except ConvertError as error:
+        notices.append(f"no native engine to compare with, {error.what}: {source}")
+        return {}
+    if onnx_model.sha256(source.read_bytes(), proto, source.parent) != described.model_sha256:
+        notices.append(f"no native engine to compare with, the model has changed since the plan was built: {source}")
+        return {}
+    files = tuple(plan.parent / file for file in described.plugin_files)
+    for file in files:
+        registry.load_file(file)
+    ranges = {name: Range(*(tuple(p[k]) for k in ("min", "opt", "max"))) for name, p in described.profile.items()}
+    options = BuildOptions(plugins=files, shapes=ranges, backend=described.backend)
+    return _twin(proto, source, options, folder, notices)
+
+
+def _twin(
+    proto: ModelProto, source: Path, options: BuildOptions, folder: Path, notices: list[str]
+) -> dict[str, Engine]:
+    """The engine of TensorRT's own layers: nothing fused, and nodes of our ops written as the standard ones they stand for."""
+    if any(node.domain not in onnx_model.STANDARD_DOMAINS for node in onnx_model.all_nodes(proto)):
+        add_bodies(proto)
+        standard = folder / "native.onnx"
+        onnx_model.save(functions.inline_local(proto), standard, source)
+        source = standard
+    try:
+        built = build(source, folder / "native.plan", dataclasses.replace(options, fuse=False))
+    except ConvertError as error:
+        notices.append(f"no native engine to compare with: {error.what}")
+        return {}
+    for plugin in built.manifest.plugins:
+        notices.append(f"TensorRT has no layer of its own for {plugin.name}: the native engine holds that plugin too")
+    return {NATIVE: load_engine(built.plan)}
