@@ -130,7 +130,7 @@ def test_life_cycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields, arrays = seen["get_fields_to_serialize"][2].serialized
     serialized = {f.name: array.tobytes() for f, array in zip(fields, arrays, strict=True)}
     assert set(serialized) == {"launch", "sm_86", "sm_120", "compute_120"}
-    assert serialized["launch"].startswith(b"trtconvert-launch 1\nop LayerNormGelu 1\n")
+    assert serialized["launch"].startswith(b"trtconvert-launch 2\nop LayerNormGelu 1\n")
     assert serialized["sm_86"][:4] == b"\x7fELF"
     assert serialized["sm_120"][:4] == b"\x7fELF"
     assert b".target sm_120" in serialized["compute_120"]

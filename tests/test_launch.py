@@ -12,6 +12,7 @@ from trtconvert.launch import (
     Dim,
     Launch,
     Tensor,
+    Work,
     ceil_div,
     decode,
     dims_used,
@@ -21,6 +22,7 @@ from trtconvert.launch import (
     maximum,
     minimum,
     product,
+    work_size,
 )
 
 SHAPES = [(3, 5, 7), (11, 2)]
@@ -55,7 +57,7 @@ def test_expressions(seed: int) -> None:
     size, value = expression(random.Random(seed), 1 + seed % 5)
     assert evaluate(size, SHAPES) == value
     launch = Launch("k", (size, 1, 1), (1, 1, 1), (size,))
-    assert evaluate(decode(encode(launch)).grid[0], SHAPES) == value
+    assert evaluate(decode(encode((launch,)))[0].grid[0], SHAPES) == value
 
 
 def test_known_sizes_are_plain_numbers() -> None:
@@ -68,24 +70,24 @@ def test_known_sizes_are_plain_numbers() -> None:
 def test_dims_used() -> None:
     size = Dim.of_input(1, 0) * Dim.of_input(0, 2) + 3
     launch = Launch("k", (size, 1, 1), (32, 1, 1), (Dim.of_input(0, 2),))
-    assert dims_used(launch) == ((0, 2), (1, 0))
+    assert dims_used((launch,)) == ((0, 2), (1, 0))
     assert evaluate(size, {0: {2: 7}, 1: {0: 11}}) == 80
-    assert dims_used(Launch("k", (4, 1, 1), (32, 1, 1), (5,))) == ()
+    assert dims_used((Launch("k", (4, 1, 1), (32, 1, 1), (5,)),)) == ()
 
 
 def test_round_trip() -> None:
     x, y = Tensor("float16", (Dim.of_input(0, 0), 8), "in 0"), Tensor("float16", (Dim.of_input(0, 0), 8), "out 0")
     launch = Launch("k", (ceil_div(x.size, 256), 1, 1), (256, 1, 1), (x, y, x.size, 3, 1e-12, -0.0), shared=64)
-    text = encode(launch, "Name 1", {"epsilon": 1e-12})
-    again = decode(text)
+    text = encode((launch,), "Name 1", {"epsilon": 1e-12})
+    (again,) = decode(text)
     assert (again.kernel, again.grid, again.block, again.shared) == ("k", launch.grid, launch.block, 64)
     assert [a.slot if isinstance(a, Tensor) else a for a in again.args] == ["in 0", "out 0", x.size, 3, 1e-12, -0.0]
-    assert text.splitlines()[:3] == ["trtconvert-launch 1", "op Name 1", "attribute epsilon 1e-12"]
+    assert text.splitlines()[:3] == ["trtconvert-launch 2", "op Name 1", "attribute epsilon 1e-12"]
 
 
 def test_newer_format_is_refused() -> None:
-    text = encode(Launch("k", (1, 1, 1), (1, 1, 1), ())).replace("trtconvert-launch 1", "trtconvert-launch 2")
-    with pytest.raises(ConvertError, match="format 2, this trtconvert reads up to 1"):
+    text = encode((Launch("k", (1, 1, 1), (1, 1, 1), ()),)).replace("trtconvert-launch 2", "trtconvert-launch 3")
+    with pytest.raises(ConvertError, match="format 3, this trtconvert reads up to 2"):
         decode(text)
     with pytest.raises(ConvertError, match="not one of trtconvert's"):
         decode("something else")
@@ -94,7 +96,7 @@ def test_newer_format_is_refused() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_argument_that_is_no_number(value: float) -> None:
     with pytest.raises(ConvertError, match="not a finite number"):
-        encode(Launch("k", (1, 1, 1), (1, 1, 1), (value,)))
+        encode((Launch("k", (1, 1, 1), (1, 1, 1), (value,)),))
 
 
 def test_format_1_is_read_forever() -> None:
@@ -104,7 +106,7 @@ def test_format_1_is_read_forever() -> None:
         "grid i0.0 197 * 4 ^, 1, 1\nblock 128, 1, 1\nshared 0\narg in 0\narg in 1\narg out 0\narg int i0.0 197 *\n"
         "arg int 768\narg float 1e-05\nend\n"
     )
-    launch = decode(golden)
+    (launch,) = decode(golden)
     assert launch.kernel == "rows"
     assert evaluate(launch.grid[0], [(8, 197, 768)]) == 394
     assert launch.args[-1] == 1e-05
@@ -167,21 +169,21 @@ def test_fold_in_another_algebra() -> None:
 @pytest.mark.parametrize("argument", [0, -1, 2**40, 0.1, -1e-38, 3.0, 1e300, np.float64(0.1), np.int64(3)])
 def test_argument_round_trip(argument: int | float) -> None:
     """Numbers come back exactly, and as an int or a float: numpy's, which arithmetic on constants yields, as well."""
-    (again,) = decode(encode(Launch("k", (1, 1, 1), (1, 1, 1), (argument,)))).args
+    (again,) = decode(encode((Launch("k", (1, 1, 1), (1, 1, 1), (argument,)),)))[0].args
     assert again == argument
     assert type(again) is (float if isinstance(argument, float) else int)
 
 
 def test_expressions_round_trip_everywhere() -> None:
     launch = Launch("k", (N, N * 2, 1), (N + 1, 1, N), (N - 1, Tensor("", (), "out 1")), shared=N * 16)
-    assert decode(encode(launch)) == launch
-    assert dims_used(launch) == ((0, 0),)
+    assert decode(encode((launch,))) == (launch,)
+    assert dims_used((launch,)) == ((0, 0),)
 
 
 @pytest.mark.parametrize("value", [float("-inf"), np.float64("nan")])
 def test_no_number_among_arguments(value: float) -> None:
     with pytest.raises(ConvertError, match="kernel k: argument"):
-        encode(Launch("k", (1, 1, 1), (1, 1, 1), (3, value)))
+        encode((Launch("k", (1, 1, 1), (1, 1, 1), (3, value)),))
 
 
 def test_far_newer_format_says_what_to_do() -> None:
@@ -194,3 +196,31 @@ def test_far_newer_format_says_what_to_do() -> None:
 def test_damaged_text(text: str) -> None:
     with pytest.raises(ConvertError):
         decode(text)
+
+
+def test_launches_in_a_row_share_lent_memory() -> None:
+    """Two kernels, the second reading what the first left in the memory that TensorRT lends."""
+    sums, counts = Work(N * 8), Work(64, offset=N * 8)
+    first = Launch("sums", (N, 1, 1), (32, 1, 1), (Tensor("", (), "in 0"), sums, counts))
+    second = Launch("apply", (N * 2, 1, 1), (64, 1, 1), (sums, Tensor("", (), "out 0")))
+    again = decode(encode((first, second)))
+    assert [one.kernel for one in again] == ["sums", "apply"]
+    assert [evaluate(a.offset, SHAPES) for one in again for a in one.args if isinstance(a, Work)] == [0, 24, 0]
+    assert evaluate(work_size((first, second)), SHAPES) == 88
+    assert work_size((Launch("k", (1, 1, 1), (1, 1, 1), ()),)) == 0
+
+
+def test_format_2_is_read_forever() -> None:
+    """Golden text: plans that hold it exist."""
+    golden = (
+        "trtconvert-launch 2\nop GroupNormSilu 1\nattribute num_groups 32\nkernel sums\ngrid i0.0 32 *, 4, 1\nblock 512, 1, 1\n"
+        "shared 0\narg in 0\narg work 0\nkernel apply\ngrid 7, 1, 1\nblock 256, 1, 1\nshared i0.1 4 *\narg in 0\narg work 0\n"
+        "arg work i0.0 8 *\narg out 0\narg float 1e-05\nend\n"
+    )
+    sums, apply = decode(golden)
+    assert (sums.kernel, apply.kernel) == ("sums", "apply")
+    assert evaluate(sums.grid[0], [(8, 3)]) == 256
+    assert evaluate(apply.shared, [(8, 3)]) == 12
+    work = apply.args[2]
+    assert isinstance(work, Work)
+    assert evaluate(work.offset, [(8, 3)]) == 64

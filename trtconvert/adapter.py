@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, wraps
+from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 import numpy as np
 
 from trtconvert import gpu, launch
 from trtconvert.backend import Backend
+from trtconvert.compiled import Compiled, compile_op
 from trtconvert.errors import ConvertError
-from trtconvert.kernel import compile_kernel
-from trtconvert.launch import Dim, Launch, Size, Tensor
+from trtconvert.launch import Dim, Size, Tensor
 from trtconvert.op import Op
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -120,49 +120,29 @@ class _State:
     outputs: int = 1
 
 
-@dataclass(frozen=True)
-class _Compiled:
-    """A launch and its kernel for each architecture: all that the plan keeps of a plugin."""
-
-    text: str
-    launch: Launch
-    images: Mapping[str, bytes]
-
-    @cached_property
-    def dims(self) -> tuple[tuple[int, int], ...]:
-        """The input dimensions that the launch depends on."""
-        return launch.dims_used(self.launch)
-
-
-def compile_op(op: Op, inputs: list[Tensor], targets: tuple[str, ...]) -> _Compiled:
-    """The op's launch for these inputs and its kernel for each target."""
-    described = op.launch(*inputs, *op.outputs(*inputs))
-    text = launch.encode(described, f"{op.name} {op.version} {op.namespace}".rstrip(), op.values())
-    dtype = inputs[0].dtype
-    images = {a: compile_kernel(described.kernel, op.source, described.defines, dtype, a) for a in targets}
-    return _Compiled(text, launch.decode(text), images)
-
-
 @lru_cache
 def _classes(backend: Backend) -> tuple[Any, Any]:
     """The plugin and creator classes on this backend's base classes."""
     trt: Any = backend.trt
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):  # type: ignore[misc]
-        def __init__(self, state: _State, compiled: _Compiled | None = None, types: tuple[str, ...] = ()) -> None:
+        def __init__(self, state: _State, compiled: Compiled | None = None, types: tuple[str, ...] = ()) -> None:
             for base in (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
                 base.__init__(self)
             self.plugin_name, self.plugin_version = state.name, state.version
             self.plugin_namespace, self.num_outputs = state.namespace, state.outputs
             self.state, self.compiled, self.types = state, compiled, types
-            self.run: Callable[[list[int], list[int], int], None] | None = None
+            self.run: gpu.Run | None = None
             self.sizes: tuple[int, ...] | None = None  # what `run` was prepared for
+            self.symbols: list[Tensor] = []  # the inputs as configured
 
         def get_capability_interface(self, _kind: Any) -> Any:
             return self
 
         def clone(self) -> Any:
-            return Plugin(self.state, self.compiled, self.types)
+            copied = Plugin(self.state, self.compiled, self.types)
+            copied.symbols = self.symbols
+            return copied
 
         # build
 
@@ -231,16 +211,30 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
 
         @_kept()
         def configure_plugin(self, inputs: list[Any], _outputs: list[Any]) -> None:
-            self.compiled = compile_op(self._op, self._symbols(inputs), self.state.targets)
+            self.symbols = self._symbols(inputs)
+            self.compiled = compile_op(self._op, self.symbols, self.state.targets)
 
+        @_kept([])
         def get_valid_tactics(self) -> list[int]:
-            return []
+            """1, 2, ... for the op's variants where they can be timed; none leaves the choice to the op's own rule."""
+            here = gpu.current()
+            if here is None or here.arch not in self.state.targets:
+                return []
+            count = len(self._op.variants(*self.symbols, *self._op.outputs(*self.symbols)))
+            return list(range(1, count + 1)) if count > 1 else []
 
-        def set_tactic(self, _tactic: int) -> None:
-            pass
+        @_kept()
+        def set_tactic(self, tactic: int) -> None:
+            if tactic and self.state.op is not None:  # a plan holds the chosen variant only
+                self.compiled = compile_op(self.state.op, self.symbols, self.state.targets, tactic - 1)
 
-        def get_workspace_size(self, _inputs: list[Any], _outputs: list[Any]) -> int:
-            return 0
+        @_kept(0)
+        def get_workspace_size(self, inputs: list[Any], _outputs: list[Any]) -> int:
+            """The most that any variant wants at the profile's largest shapes."""
+            symbols = self._symbols(inputs)
+            ways = self._op.variants(*symbols, *self._op.outputs(*symbols))
+            largest = [sizes(i.max) for i in inputs]
+            return max(launch.evaluate(launch.work_size(way), largest) for way in ways)
 
         def get_fields_to_serialize(self) -> Any:
             fields = []
@@ -260,7 +254,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
 
         @_kept(again=True)
         def on_shape_change(self, inputs: list[Any], _outputs: list[Any]) -> None:
-            """Evaluate the launch for these shapes; enqueue then only fills in the pointers."""
+            """Evaluate the launches for these shapes; enqueue then only fills in the pointers."""
             assert self.compiled is not None
             sizes = tuple(inputs[tensor].dims[axis] for tensor, axis in self.compiled.dims)
             if sizes == self.sizes:  # TensorRT calls this before every enqueue
@@ -268,15 +262,15 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             shapes: dict[int, dict[int, int]] = {}
             for (tensor, axis), size in zip(self.compiled.dims, sizes, strict=True):
                 shapes.setdefault(tensor, {})[axis] = size
-            self.run = gpu.prepare(self.compiled.launch, self.compiled.images, shapes)
+            self.run = gpu.prepare(self.compiled.launches, self.compiled.images, shapes)
             self.sizes = sizes
 
         @_kept(again=True)
         def enqueue(
-            self, _input_desc: Any, _output_desc: Any, inputs: list[int], outputs: list[int], _work: int, stream: int
+            self, _input_desc: Any, _output_desc: Any, inputs: list[int], outputs: list[int], work: int, stream: int
         ) -> None:
             if self.run is not None:
-                self.run(inputs, outputs, stream)
+                self.run(inputs, outputs, work or 0, stream)
 
     class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc]
         op: type[Op] | None = None
@@ -313,10 +307,11 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             if "launch" not in data:
                 raise ConvertError(f"plugin {self.name} in this plan was not built by trtconvert")
             text = data.pop("launch").decode()
-            described = launch.decode(text)
-            outputs = {a.slot for a in described.args if isinstance(a, Tensor) and a.slot.startswith("out")}
-            state = _State(self.name, self.plugin_version, self.plugin_namespace, outputs=len(outputs))
-            return Plugin(state, _Compiled(text, described, data))
+            launches = launch.decode(text)
+            pointers = {a.slot for one in launches for a in one.args if isinstance(a, Tensor)}
+            outputs = sum(slot.startswith("out") for slot in pointers)
+            state = _State(self.name, self.plugin_version, self.plugin_namespace, outputs=outputs)
+            return Plugin(state, Compiled(text, launches, data))
 
     return Plugin, Creator
 

@@ -14,13 +14,13 @@ from onnx import ModelProto
 
 from trtconvert import adapter, functions, gpu, manifest, registry
 from trtconvert import model as onnx_model
+from trtconvert.bodies import add_bodies
 from trtconvert.build import BuildResult, build
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError
 from trtconvert.inputs import random_feeds
 from trtconvert.manifest import IO, Manifest
 from trtconvert.network import BuildOptions
-from trtconvert.rewrite import add_bodies
 from trtconvert.shapes import Range
 from trtconvert.timing import LayerTime, Timing, layers, measure
 

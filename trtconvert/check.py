@@ -18,9 +18,10 @@ from onnx import ModelProto, helper
 
 from trtconvert import gpu, launch, reference, registry
 from trtconvert import model as onnx_model
-from trtconvert.adapter import compile_op
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS
+from trtconvert.bodies import DOMAIN, add_bodies
 from trtconvert.build import build
+from trtconvert.compiled import compile_op
 from trtconvert.engine import load_engine, plugins_in
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import fuse_model
@@ -28,7 +29,6 @@ from trtconvert.launch import Tensor
 from trtconvert.model import numpy_dtype
 from trtconvert.network import BuildOptions
 from trtconvert.op import Case, Op
-from trtconvert.rewrite import DOMAIN, add_bodies
 from trtconvert.shapes import Range
 
 OPSETS = (17, 20)
@@ -205,6 +205,11 @@ def _symbols(tested: Case, dtype: str) -> list[Tensor]:
     return [Tensor(dtype, shape, f"in {i}") for i, shape in enumerate(tested.shapes)]
 
 
+def _variants(op: type[Op], tested: Case, dtype: str) -> int:
+    made, inputs = instance(op, tested), _symbols(tested, dtype)
+    return len(made.variants(*inputs, *made.outputs(*inputs)))
+
+
 def _fields(op: type[Op]) -> str:
     for tested in op.cases:
         made = instance(op, tested)
@@ -212,11 +217,11 @@ def _fields(op: type[Op]) -> str:
         reason = made.accepts(*inputs)
         if reason is not None:
             raise ConvertError(f"the op refuses its own case: {reason}", where=str(tested))
-        described = made.launch(*inputs, *made.outputs(*inputs))
-        text = launch.encode(described)
-        if launch.encode(launch.decode(text)) != text:
-            raise ConvertError("the launch description does not survive a round trip", where=str(tested))
-    return f"{len(op.cases)} launches, format {launch.FORMAT}"
+        for way in made.variants(*inputs, *made.outputs(*inputs)):
+            text = launch.encode(way)
+            if launch.encode(launch.decode(text)) != text:
+                raise ConvertError("the launch description does not survive a round trip", where=str(tested))
+    return f"{len(op.cases)} cases, format {launch.FORMAT}"
 
 
 def _compiles(op: type[Op]) -> str:
@@ -225,7 +230,8 @@ def _compiles(op: type[Op]) -> str:
         len(image)
         for tested in op.cases
         for dtype in op.dtypes
-        for image in compile_op(instance(op, tested), _symbols(tested, dtype), targets).images.values()
+        for variant in range(_variants(op, tested, dtype))
+        for image in compile_op(instance(op, tested), _symbols(tested, dtype), targets, variant).images.values()
     ]
     return f"{len(sizes)} images for {', '.join(targets)} in {', '.join(op.dtypes)}; {min(sizes)} to {max(sizes)} bytes"
 
@@ -271,11 +277,12 @@ def node_plan(op: type[Op], tested: Case, dtype: str, folder: Path) -> Path:
 # --- with a GPU ----------------------------------------------------------------------------------------------------
 
 
-def run_kernel(op: Op, arrays: list[NDArray[Any]], dtype: str) -> list[NDArray[Any]]:
-    """Launch the op's kernel alone on host arrays; outputs are poisoned first, so an unwritten element shows."""
+def run_kernel(op: Op, arrays: list[NDArray[Any]], variant: int = 0) -> list[NDArray[Any]]:
+    """Launch the op's kernels alone on host arrays; outputs and lent memory are poisoned first, so what is not written
+    shows."""
     from cuda.core import Device  # needs a driver
 
-    inputs = [Tensor(dtype, a.shape, f"in {i}") for i, a in enumerate(arrays)]
+    inputs = [Tensor(a.dtype.name, a.shape, f"in {i}") for i, a in enumerate(arrays)]
     described = op.outputs(*inputs)
     results = [np.empty(tuple(map(int, t.shape)), numpy_dtype(t.dtype)) for t in described]  # type: ignore[arg-type]
     for result in results:
@@ -284,16 +291,17 @@ def run_kernel(op: Op, arrays: list[NDArray[Any]], dtype: str) -> list[NDArray[A
     device.set_current()
     stream = device.create_stream()
     handle = int(stream.handle)
-    buffers = [device.allocate(max(a.nbytes, 1), stream=stream) for a in (*arrays, *results)]
-    for buffer, array in zip(buffers, (*arrays, *results), strict=True):
+    compiled, shapes = compile_op(op, inputs, (gpu.require().arch,), variant), [a.shape for a in arrays]
+    work = np.full(launch.evaluate(launch.work_size(compiled.launches), shapes), 0xFF, np.uint8)
+    buffers = [device.allocate(max(a.nbytes, 1), stream=stream) for a in (*arrays, *results, work)]
+    for buffer, array in zip(buffers, (*arrays, *results, work), strict=True):
         if array.nbytes:
             gpu.copy(int(buffer.handle), np.ascontiguousarray(array).ctypes.data, array.nbytes, handle, to_device=True)
-    compiled = compile_op(op, inputs, (gpu.require().arch,))
-    run = gpu.prepare(compiled.launch, compiled.images, [a.shape for a in arrays])
+    run = gpu.prepare(compiled.launches, compiled.images, shapes)
     if run is not None:
         addresses = [int(b.handle) for b in buffers]
-        run(addresses[: len(arrays)], addresses[len(arrays) :], handle)
-    for buffer, array in zip(buffers[len(arrays) :], results, strict=True):
+        run(addresses[: len(arrays)], addresses[len(arrays) : -1], addresses[-1], handle)
+    for buffer, array in zip(buffers[len(arrays) :], results, strict=False):
         if array.nbytes:
             gpu.copy(int(buffer.handle), array.ctypes.data, array.nbytes, handle, to_device=False)
     stream.sync()
@@ -301,7 +309,11 @@ def run_kernel(op: Op, arrays: list[NDArray[Any]], dtype: str) -> list[NDArray[A
 
 
 def _kernels(op: type[Op]) -> str:
-    return _worst(op, "kernel", lambda tested, dtype, arrays: run_kernel(instance(op, tested), arrays, dtype))
+    def run(tested: Case, dtype: str, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        ways = range(_variants(op, tested, dtype))
+        return [result for way in ways for result in run_kernel(instance(op, tested), arrays, way)]
+
+    return _worst(op, "kernel", run)
 
 
 def _engines(op: type[Op]) -> str:
@@ -321,7 +333,8 @@ def _worst(op: type[Op], what: str, run: Callable[[Case, str, list[NDArray[Any]]
         for tested in op.cases:
             arrays = random_inputs(tested, dtype)
             wanted = expected(instance(op, tested), arrays)
-            for got, want in zip(run(tested, dtype, arrays), wanted, strict=True):
+            results = run(tested, dtype, arrays)
+            for got, want in zip(results, wanted * (len(results) // len(wanted)), strict=True):
                 difference = _compare(got, want, KERNEL_TOLERANCE[dtype], f"{what}, case {tested}, {dtype}")
                 worst[dtype] = max(worst.get(dtype, 0.0), difference)
     return "worst relative L2: " + ", ".join(f"{d} {v:.1e}" for d, v in worst.items())

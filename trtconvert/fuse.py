@@ -15,6 +15,7 @@ from trtconvert import registry
 from trtconvert.accept import Refused, Site, accept
 from trtconvert.algebra import Reading
 from trtconvert.arithmetic import NO_FAILURE
+from trtconvert.bodies import Writing, is_ours, spellings_of
 from trtconvert.files import check_outputs
 from trtconvert.functions import inline_local
 from trtconvert.graph import GraphView, views
@@ -22,7 +23,7 @@ from trtconvert.match import Matcher
 from trtconvert.op import Op
 from trtconvert.outline import Outline, needs
 from trtconvert.pattern import Expr
-from trtconvert.rewrite import Fusion, Rewriter, Writing, is_ours, spellings_of
+from trtconvert.rewrite import Fusion, Rewriter
 
 _MAX_BETWEEN = 4  # sums and products between a near miss and one of the op's landmarks
 

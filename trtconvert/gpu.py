@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from trtconvert.errors import ConvertError, NoUsableGpuError
-from trtconvert.launch import Launch, Shapes, Tensor, evaluate
+from trtconvert.launch import Launch, Launches, Shapes, Tensor, Work, evaluate
 
 
 @dataclass(frozen=True)
@@ -102,39 +102,66 @@ def load_kernel(image: bytes, name: str) -> Any:
     return driver.CUfunction(int(_call(driver.cuLibraryGetKernel(library, name.encode()))))
 
 
-def prepare(
-    described: Launch, images: Mapping[str, bytes], shapes: Shapes
-) -> Callable[[Sequence[int], Sequence[int], int], None] | None:
-    """Evaluate a launch for these input shapes. Returns a function of input pointers, output pointers and stream that
-    launches, without allocating anything; None when the grid is empty, so there is nothing to compute.
+Run: TypeAlias = Callable[[Sequence[int], Sequence[int], int, int], None]
+"""Launches on input pointers, output pointers, the lent memory's pointer and a stream."""
+
+
+def prepare(launches: Launches, images: Mapping[str, bytes], shapes: Shapes) -> Run | None:
+    """Evaluate launches for these input shapes. Returns a function that launches without allocating anything; None when
+    all grids are empty, so that there is nothing to compute.
     """
-    grid, block = (tuple(evaluate(size, shapes) for size in sizes) for sizes in (described.grid, described.block))
-    if 0 in grid:
+    slots = _Slots([], [], [])
+    calls = [call for launch in launches if (call := _prepare_one(launch, images, shapes, slots)) is not None]
+    if not calls:
         return None
-    kernel = load_kernel(choose_image(images, require().arch), described.kernel)
-    shared = evaluate(described.shared, shapes)
+    launch_kernel = _driver().cuLaunchKernel
+
+    def run(inputs: Sequence[int], outputs: Sequence[int], work: int, stream: int) -> None:
+        for pointer, index in slots.inputs:
+            pointer.value = inputs[index]
+        for pointer, index in slots.outputs:
+            pointer.value = outputs[index]
+        for pointer, offset in slots.work:
+            pointer.value = work + offset
+        for kernel, sizes, array, _ in calls:
+            (status,) = launch_kernel(kernel, *sizes, stream, array, 0)
+            if status:
+                _call((status,))
+
+    return run
+
+
+class _Slots(NamedTuple):
+    """Pointer arguments that are filled in before each launch: each with the tensor's index, or the offset in bytes."""
+
+    inputs: list[tuple[ctypes.c_void_p, int]]
+    outputs: list[tuple[ctypes.c_void_p, int]]
+    work: list[tuple[ctypes.c_void_p, int]]
+
+
+def _prepare_one(
+    launch: Launch, images: Mapping[str, bytes], shapes: Shapes, slots: _Slots
+) -> tuple[Any, tuple[int, ...], int, Any] | None:
+    """Kernel; grid, block and shared memory; address of the array of arguments, and what it points to, kept alive."""
+    sizes = tuple(evaluate(size, shapes) for size in (*launch.grid, *launch.block, launch.shared))
+    if 0 in sizes[:3]:
+        return None
+    kernel = load_kernel(choose_image(images, require().arch), launch.kernel)
     values: list[Any] = []
-    pointers: list[tuple[Any, bool, int]] = []
-    for argument in described.args:
+    for argument in launch.args:
         if isinstance(argument, Tensor):
             side, index = argument.slot.split()
             values.append(ctypes.c_void_p())
-            pointers.append((values[-1], side == "in", int(index)))
+            (slots.inputs if side == "in" else slots.outputs).append((values[-1], int(index)))
+        elif isinstance(argument, Work):
+            values.append(ctypes.c_void_p())
+            slots.work.append((values[-1], evaluate(argument.offset, shapes)))
         elif isinstance(argument, float):
             values.append(ctypes.c_float(argument))
         else:
             values.append(ctypes.c_longlong(evaluate(argument, shapes)))
     addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    array, launch = ctypes.addressof(addresses), _driver().cuLaunchKernel
-
-    def run(inputs: Sequence[int], outputs: Sequence[int], stream: int, _alive: Any = (addresses, values)) -> None:
-        for pointer, is_input, index in pointers:
-            pointer.value = (inputs if is_input else outputs)[index]
-        (status,) = launch(kernel, *grid, *block, shared, stream, array, 0)
-        if status:
-            _call((status,))
-
-    return run
+    return kernel, sizes, ctypes.addressof(addresses), (addresses, values)
 
 
 def copy(device: int, host: int, size: int, stream: int, to_device: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -32,12 +33,16 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtconvert"
 
 
-def compile_kernel(name: str, source: str, defines: tuple[tuple[str, str], ...], dtype: str, arch: str) -> bytes:
-    """Compile for one architecture: "sm_86" gives a cubin, "compute_120" gives PTX. dtype sets the macro IO.
+def compile_kernel(
+    name: str, source: str, defines: tuple[tuple[str, str], ...], dtypes: Sequence[str], arch: str
+) -> bytes:
+    """Compile for one architecture: "sm_86" gives a cubin, "compute_120" gives PTX.
+
+    dtypes: of the first input and the first output, for the macros IO and OUT. name: for messages.
 
     Raises ConvertError with NVRTC's first message when the source does not compile.
     """
-    macros = (("IO", CPP_TYPES[dtype]), *defines)
+    macros = (*zip(("IO", "OUT"), (CPP_TYPES[dtype] for dtype in dtypes), strict=True), *defines)
     common = read("common.cuh")
     key = hashlib.sha256(repr((_nvrtc_version(), source, common, macros, arch)).encode()).hexdigest()
     path = cache_dir() / "kernels" / f"{key}.{'cubin' if arch.startswith('sm_') else 'ptx'}"

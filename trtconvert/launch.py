@@ -1,4 +1,4 @@
-"""A kernel launch as data: symbolic dimensions, grid, block and arguments, with a text form that lives in the plan.
+"""Kernel launches as data: symbolic dimensions, grid, block and arguments, with a text form that lives in the plan.
 
 An op's `launch` sees tensors whose dimensions are ints where the network knows them and `Dim` expressions where it does
 not. What it returns is written into the plan as a few lines of text, so that at run time neither the op's class nor a
@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 from trtconvert.errors import ConvertError
 
 MAGIC = "trtconvert-launch"
-FORMAT = 1  # of the text form; raised when an older reader would misread it
+FORMAT = 2  # of the text form; raised when an older reader would misread it
 V = TypeVar("V")
 
 
@@ -152,7 +152,15 @@ class Tensor:
         return product(self.shape)
 
 
-Argument: TypeAlias = "Tensor | Dim | int | float"
+@dataclass(frozen=True)
+class Work:
+    """Device memory that TensorRT lends for one execution, 256-byte aligned: `size` bytes, `offset` bytes into it."""
+
+    size: Size
+    offset: Size = 0
+
+
+Argument: TypeAlias = "Tensor | Work | Dim | int | float"
 
 
 @dataclass(frozen=True)
@@ -161,8 +169,9 @@ class Launch:
 
     kernel: name of the `extern "C" __global__` function in the op's source.
     grid, block: three sizes each. shared: dynamic shared memory in bytes.
-    args: in the kernel's order; a Tensor passes its device pointer, an int or Dim a `long long`, a float a `float`.
-    defines: macros for the compiler, how a kernel gets constants; not needed again once it is compiled.
+    args: in the kernel's order; a Tensor or Work passes its device pointer, an int or Dim a `long long`, a float a `float`.
+    defines: macros for the compiler, how a kernel gets constants; not needed again once it is compiled. Launches that
+    follow each other come from one image, so they have the same.
     """
 
     kernel: str
@@ -173,38 +182,61 @@ class Launch:
     defines: tuple[tuple[str, str], ...] = ()
 
 
-def dims_used(launch: Launch) -> tuple[tuple[int, int], ...]:
-    """The (input, axis) pairs that the launch depends on; none when all sizes were known at build time."""
-    sizes = [*launch.grid, *launch.block, launch.shared, *(a for a in launch.args if isinstance(a, Dim))]
+Launches: TypeAlias = "tuple[Launch, ...]"
+"""One after the other, on one stream."""
+
+
+def _sizes_of(launch: Launch) -> list[Size]:
+    offsets = [a.offset for a in launch.args if isinstance(a, Work)]
+    return [*launch.grid, *launch.block, launch.shared, *offsets, *(a for a in launch.args if isinstance(a, Dim))]
+
+
+def dims_used(launches: Launches) -> tuple[tuple[int, int], ...]:
+    """The (input, axis) pairs that the launches depend on; none when all sizes were known at build time."""
+    sizes = [size for launch in launches for size in _sizes_of(launch)]
     tokens = {token for size in sizes if isinstance(size, Dim) for token in size.tokens if token.startswith("i")}
     pairs = (token[1:].split(".") for token in tokens)
     return tuple(sorted((int(tensor), int(axis)) for tensor, axis in pairs))
 
 
-def encode(launch: Launch, op: str = "", attributes: Mapping[str, object] | None = None) -> str:
-    """The launch as text, one line a part; `decode` reads it back.
+def work_size(launches: Launches) -> Size:
+    """Bytes of device memory that the launches want lent."""
+    ends = [a.offset + a.size for launch in launches for a in launch.args if isinstance(a, Work)]
+    result: Size = 0
+    for end in ends:
+        result = maximum(result, end)
+    return result
+
+
+def encode(launches: Launches, op: str = "", attributes: Mapping[str, object] | None = None) -> str:
+    """The launches as text, one line a part; `decode` reads it back.
 
     op ("name version namespace") and attributes are for people and for `inspect`, which finds the text in a plan.
     """
     lines = [f"{MAGIC} {FORMAT}", f"op {op}"]
     shown = {n: f"{v:.7g}" if isinstance(v, float) else v for n, v in (attributes or {}).items()}
     lines += [f"attribute {name} {value}" for name, value in shown.items()]
-    lines.append(f"kernel {launch.kernel}")
-    lines += [f"{part} " + ", ".join(map(str, getattr(launch, part))) for part in ("grid", "block")]
-    lines.append(f"shared {launch.shared}")
-    for arg in launch.args:
-        if isinstance(arg, Tensor):
-            lines.append(f"arg {arg.slot}")
-        elif isinstance(arg, float):
-            if not math.isfinite(arg):
-                raise ConvertError(f"kernel {launch.kernel}: argument {arg} is not a finite number")
-            lines.append(f"arg float {float(arg)!r}")
-        else:
-            lines.append(f"arg int {arg}")
+    for launch in launches:
+        lines.append(f"kernel {launch.kernel}")
+        lines += [f"{part} " + ", ".join(map(str, getattr(launch, part))) for part in ("grid", "block")]
+        lines.append(f"shared {launch.shared}")
+        lines += [f"arg {_encode_argument(launch.kernel, arg)}" for arg in launch.args]
     return "\n".join([*lines, "end", ""])
 
 
-def decode(text: str) -> Launch:
+def _encode_argument(kernel: str, arg: Argument) -> str:
+    if isinstance(arg, Tensor):
+        return arg.slot
+    if isinstance(arg, Work):
+        return f"work {arg.offset}"
+    if not isinstance(arg, float):
+        return f"int {arg}"
+    if not math.isfinite(arg):
+        raise ConvertError(f"kernel {kernel}: argument {arg} is not a finite number")
+    return f"float {float(arg)!r}"
+
+
+def decode(text: str) -> Launches:
     """Read the text form; ConvertError when it is damaged, or a newer trtconvert wrote it."""
     header, *lines = text.strip().splitlines() or [""]
     word, _, number = header.partition(" ")
@@ -215,8 +247,11 @@ def decode(text: str) -> Launch:
             f"the plan's plugins use launch format {number}, this trtconvert reads up to {FORMAT}",
             fix="upgrade trtconvert on this machine, or build the plan again with this version",
         )
+    starts = [i for i, line in enumerate(lines) if line.startswith("kernel ")]
     try:
-        return _decode_lines(lines)
+        if not starts:
+            raise ValueError("no kernel")
+        return tuple(_decode_lines(lines[i:j]) for i, j in zip(starts, [*starts[1:], len(lines)], strict=True))
     except (KeyError, ValueError, IndexError) as error:
         raise ConvertError(
             f"the plugin's launch description is damaged: {error}", fix="copy the plan again, or build it again"
@@ -251,4 +286,6 @@ def _decode_argument(text: str) -> Argument:
     kind, _, value = text.partition(" ")
     if kind in ("in", "out"):
         return Tensor("", (), text)
+    if kind == "work":
+        return Work(0, _decode_size(value))
     return float(value) if kind == "float" else _decode_size(value)

@@ -13,10 +13,10 @@ from onnx import ModelProto, NodeProto, helper
 from trtconvert import branches, contrib, registry
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
+from trtconvert.bodies import is_ours
 from trtconvert.errors import ConvertError
 from trtconvert.functions import expand, inline_local
 from trtconvert.op import Op
-from trtconvert.rewrite import is_ours
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from trtconvert.errors import ConvertError
-from trtconvert.launch import Launch, Tensor
+from trtconvert.launch import Launch, Launches, Tensor
 
 if typing.TYPE_CHECKING:
     from trtconvert.pattern import Builder, Expr
@@ -54,13 +54,13 @@ class Op:
     opt_in: ClassVar[bool] = False
     """True: fused only when asked for by `--pattern`, because it seldom pays."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16")
-    """Dtypes that the kernel takes, as numpy names them."""
+    """Dtypes that the kernel takes as inputs, as numpy names them."""
     defaults: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Inputs that a pattern may lack, with the value that then fills them."""
     landmarks: ClassVar[tuple[str, ...]] = ()
     """Op types that make a partial match worth reporting as a near miss."""
     source: ClassVar[str]
-    """CUDA C++ text; IO is the dtype's C++ type, "common.cuh" may be included."""
+    """CUDA C++ text; IO and OUT are the C++ types of the first input and output, "common.cuh" may be included."""
     cases: ClassVar[tuple[Case, ...]] = ()
     """Shapes for tests and `plugins check`, odd sizes included."""
 
@@ -112,9 +112,19 @@ class Op:
         """The specification: numpy float64 arrays in, float64 out."""
         raise NotImplementedError
 
-    def launch(self, *tensors: Any, **_: Any) -> Launch:
-        """The kernel launch for these inputs, then outputs."""
+    def launch(self, *tensors: Any, **_: Any) -> Launch | Launches | Iterator[Launch | Launches]:
+        """The kernel launch for these inputs, then outputs; a tuple of launches runs in that order.
+
+        Where several ways may be fastest, yield them: the first is taken when building ahead of time, so it states the
+        rule; on the GPU that the engine is built for, the others are the plugin's tactics, and TensorRT times them all.
+        """
         raise NotImplementedError
+
+    def variants(self, *tensors: Tensor) -> list[Launches]:
+        """`launch`, always as the list of ways."""
+        result = self.launch(*tensors)
+        ways = [result] if isinstance(result, Launch | tuple) else list(result)
+        return [(way,) if isinstance(way, Launch) else way for way in ways]
 
     def outputs(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """`output`, always as a tuple, each tensor with its pointer slot."""

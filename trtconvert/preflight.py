@@ -13,12 +13,13 @@ from trtconvert import branches, contrib, manifest, registry
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend, select, supports
+from trtconvert.bodies import is_ours
 from trtconvert.engine import plugins_in
 from trtconvert.functions import has_body
 from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.graph import GraphView
 from trtconvert.manifest import IO, Manifest, model_io
-from trtconvert.rewrite import Fusion, is_ours
+from trtconvert.rewrite import Fusion
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from trtconvert import gpu, manifest, reference, registry
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
+from trtconvert.bodies import add_bodies
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError, NoUsableGpuError
 from trtconvert.fuse import fuse_model
 from trtconvert.inputs import from_file, random_feeds
 from trtconvert.manifest import Manifest
-from trtconvert.rewrite import add_bodies
 
 FUSED = "fused model / source model"
 ENGINE = "engine / source model"

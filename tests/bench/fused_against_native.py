@@ -14,10 +14,10 @@ import onnx
 
 from trtconvert import BuildOptions, build, check, gpu, load_engine, registry
 from trtconvert.backend import select
+from trtconvert.bodies import add_bodies
 from trtconvert.engine import Engine
 from trtconvert.model import serialize
 from trtconvert.op import Case, case
-from trtconvert.rewrite import add_bodies
 from trtconvert.timing import measure
 
 SHAPES = (((197, 768), -1), ((8192, 1024), -1), ((65536, 2048), -1), ((16, 512, 3999), 1), ((4, 256, 256, 256), 1))

@@ -1,0 +1,42 @@
+"""An op for given inputs as data: its launches and machine code, which is all that a plan keeps of a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from trtconvert import launch
+from trtconvert.errors import ConvertError
+from trtconvert.kernel import compile_kernel
+from trtconvert.launch import Launches, Tensor
+from trtconvert.op import Op
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Launches and their kernels for each architecture: all that the plan keeps of a plugin."""
+
+    text: str
+    launches: Launches
+    images: Mapping[str, bytes]
+
+    @cached_property
+    def dims(self) -> tuple[tuple[int, int], ...]:
+        """The input dimensions that the launches depend on."""
+        return launch.dims_used(self.launches)
+
+
+def compile_op(op: Op, inputs: list[Tensor], targets: tuple[str, ...], variant: int = 0) -> Compiled:
+    """The op's launches for these inputs, in that one of its variants, and their kernels for each target."""
+    outputs = op.outputs(*inputs)
+    launches = op.variants(*inputs, *outputs)[variant]
+    defines, *others = dict.fromkeys(one.defines for one in launches)
+    if others:
+        raise ConvertError(
+            f"{op.name}: launches that follow each other have different defines, and would need two images"
+        )
+    text = launch.encode(launches, f"{op.name} {op.version} {op.namespace}".rstrip(), op.values())
+    dtypes = inputs[0].dtype, outputs[0].dtype
+    images = {a: compile_kernel(launches[0].kernel, op.source, defines, dtypes, a) for a in targets}
+    return Compiled(text, launch.decode(text), images)
