@@ -9,57 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from cuda.core import Device
-from onnx import numpy_helper
 
 from tests.conftest import SAMPLES, Run
-from trtconvert import BuildOptions, ConvertError, backend, build, check, gpu, load_engine, registry, verify
+from tests.importable import importable
+from trtconvert import BuildOptions, ConvertError, build, check, gpu, load_engine, registry, verify
 from trtconvert.model import serialize
 from trtconvert.op import Case, Op, case
 from trtconvert.shapes import parse
-
-BACKEND = backend.select()
-# TensorRT-RTX 1.6 with the ONNX parser of 1.7 (the only mixture that runs plugins on compute capability 9.0) ends the
-# process at a 1-D convolution, plugins or not. There the same convolutions are given as 2-D ones of width 1.
-MIXED = BACKEND.is_rtx and BACKEND.version.startswith("1.6.")
-
-
-def importable(source: Path, folder: Path) -> Path:
-    """The model as it is, or with 1-D convolutions written as 2-D where the backend cannot import them."""
-    model = onnx.load(source)
-    flat = [n for n in model.graph.node if n.op_type == "Conv" and len(n.attribute) and _kernel_rank(n) == 1]
-    if not MIXED or not flat:
-        return source
-    weights = {t.name: t for t in model.graph.initializer}
-    for name, shape in (("to_2d", [0, 0, -1, 1]), ("to_1d", [0, 0, -1])):
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(shape, np.int64), name))
-    nodes = []
-    for node in model.graph.node:
-        if node not in flat:
-            nodes.append(node)
-            continue
-        weights[node.input[1]].dims.append(1)
-        for attribute in node.attribute:
-            if attribute.name in ("kernel_shape", "strides", "dilations"):
-                attribute.ints.append(1)
-            elif attribute.name == "pads":
-                attribute.ints[:] = [attribute.ints[0], 0, attribute.ints[1], 0]
-        x, y = node.input[0], node.output[0]
-        nodes.append(onnx.helper.make_node("Reshape", [x, "to_2d"], [f"{y}_in"], name=f"{node.name}_in"))
-        node.input[0], node.output[0] = f"{y}_in", f"{y}_out"
-        nodes += [node, onnx.helper.make_node("Reshape", [f"{y}_out", "to_1d"], [y], name=f"{node.name}_out")]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    path = folder / f"{source.stem}_2d.onnx"
-    onnx.save(model, path)
-    return path
-
-
-def _kernel_rank(node: onnx.NodeProto) -> int:
-    return next((len(a.ints) for a in node.attribute if a.name == "kernel_shape"), 0)
-
 
 OPS = [registry.find("FusedRelu"), registry.find("LayerNormGelu")]
 CASES = [
