@@ -61,12 +61,11 @@ class Outcome:
         return self.plugins_error <= 2 * self.native_error + 1e-6
 
 
-def export(name: str, batch: int, half: str, single: str) -> str:
-    """Write the models; returns their title."""
+def export(name: str, batch: int, half: str, single: str) -> None:
+    """Write the models."""
     from tests.bench import models
 
     models.export(name, batch, half, single)
-    return models.SUBJECTS[name].title
 
 
 def measure(half: str, single: str) -> Outcome:

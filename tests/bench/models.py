@@ -156,20 +156,19 @@ def convnext() -> nn.Module:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, how to make it, and its input's shape without the batch."""
+    """A model, and its input's shape without the batch."""
 
-    title: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
 
 
 SUBJECTS = {
-    "wav2vec2": Subject("wav2vec2-large feature extractor, 10 s", speech, (1, 160000)),
-    "sam-decoder": Subject("SAM mask decoder upscaling", upscaling, (256, 64, 64)),
-    "sam-prompt": Subject("SAM prompt encoder, mask downscaling", downscaling, (1, 256, 256)),
-    "lightglue": Subject("LightGlue MLP stack, 1024 points", matcher, (1024, 256)),
-    "pvt-v2": Subject("PVTv2-b2-linear, stage 1", pyramid, (3136, 64)),
-    "convnext-v2": Subject("ConvNeXt V2 tiny, stages", convnext, (96, 56, 56)),
+    "wav2vec2": Subject(speech, (1, 160000)),
+    "sam-decoder": Subject(upscaling, (256, 64, 64)),
+    "sam-prompt": Subject(downscaling, (1, 256, 256)),
+    "lightglue": Subject(matcher, (1024, 256)),
+    "pvt-v2": Subject(pyramid, (3136, 64)),
+    "convnext-v2": Subject(convnext, (96, 56, 56)),
 }
 
 

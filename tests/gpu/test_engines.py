@@ -211,6 +211,38 @@ def test_wrong_inputs_are_refused(speech: Path) -> None:
         engine.bind({"waveform": (1, 1, 10)})
 
 
+def test_failed_capture_leaves_the_stream_usable(speech: Path) -> None:
+    bound = load_engine(speech).bind({"waveform": (1, 1, 400)})
+    with pytest.raises(ZeroDivisionError):
+        gpu.capture(bound.stream, lambda: 1 // 0)
+    bound.capture().launch()
+    assert all(np.isfinite(array).all() for array in bound.read().values())
+
+
+def test_output_whose_shape_depends_on_the_data(tmp_path: Path) -> None:
+    """Read with the shape that it has, from none to all of the upper bound, by one binding; no CUDA graph."""
+    if registry.find("NonZero") is None:
+        pytest.skip("TensorRT-RTX has no op of its own whose output shape depends on the data")
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [7, 33])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, [2, None])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("NonZero", ["x"], ["y"])], "g", [x], [y])
+    path = tmp_path / "nonzero.onnx"
+    path.write_bytes(serialize(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])))
+    engine = load_engine(build(path).plan)
+    bound = engine.bind({"x": (7, 33)})
+    with pytest.raises(ConvertError, match="nothing was executed yet"):
+        bound.read()
+    random = np.random.default_rng(0)
+    for share in (0.0, 0.5, 1.0, 0.1):
+        feed = (random.random((7, 33)) < share).astype(np.float32)
+        bound.write({"x": feed})
+        bound.execute()
+        for got in (bound.read()["y"], engine.run({"x": feed})["y"]):
+            assert np.array_equal(got, np.stack(np.nonzero(feed)))
+    with pytest.raises(ConvertError, match="depends on the data"):
+        bound.capture()
+
+
 def test_fresh_process_loads_the_plan(speech: Path) -> None:
     """No op class, no source and no compiler: compiling is made impossible in the process that loads."""
     code = """
