@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from cuda.core import Device
 
@@ -227,7 +228,9 @@ def test_output_whose_shape_depends_on_the_data(tmp_path: Path) -> None:
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, [2, None])
     graph = onnx.helper.make_graph([onnx.helper.make_node("NonZero", ["x"], ["y"])], "g", [x], [y])
     path = tmp_path / "nonzero.onnx"
-    path.write_bytes(serialize(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])))
+    path.write_bytes(
+        serialize(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8))
+    )
     engine = load_engine(build(path).plan)
     bound = engine.bind({"x": (7, 33)})
     with pytest.raises(ConvertError, match="nothing was executed yet"):
