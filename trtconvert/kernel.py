@@ -13,7 +13,7 @@ from typing import Any
 
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
-from trtconvert.kernels import read
+from trtconvert.kernels import headers
 
 CPP_TYPES = {
     "float32": "float",
@@ -89,13 +89,13 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 def _compiled(program: Program, arch: str) -> tuple[bytes, bytes]:
     """Image and compiler's log, from the cache if they are there."""
-    common = read("common.cuh")
-    key = hashlib.sha256(repr((_nvrtc_version(), program.source, common, program.macros, arch)).encode()).hexdigest()
+    parts = (_nvrtc_version(), program.source, sorted(headers().items()), program.macros, arch)
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()
     path = cache_dir() / "kernels" / f"{key}.{'cubin' if arch.startswith('sm_') else 'ptx'}"
     log = path.with_suffix(".log")
     with suppress(OSError):
         return path.read_bytes(), log.read_bytes()
-    image, text = _compile(program, common, arch)
+    image, text = _compile(program, arch)
     with suppress(OSError, ConvertError):  # a cache that cannot be written is no reason to fail
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, image)
@@ -143,9 +143,10 @@ def include_dir() -> str:
     return str(found)
 
 
-def _compile(program: Program, common: str, arch: str) -> tuple[bytes, bytes]:
+def _compile(program: Program, arch: str) -> tuple[bytes, bytes]:
     nvrtc, file = _nvrtc(), f"{program.name}.cu".encode()
-    _, handle = nvrtc.nvrtcCreateProgram(program.source.encode(), file, 1, [common.encode()], [b"common.cuh"])
+    names, texts = ([text.encode() for text in side] for side in zip(*headers().items(), strict=True))
+    _, handle = nvrtc.nvrtcCreateProgram(program.source.encode(), file, len(names), texts, names)
     try:
         return _compile_program(nvrtc, handle, program, arch)
     finally:
