@@ -262,21 +262,25 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
         def on_shape_change(self, inputs: list[Any], _outputs: list[Any]) -> None:
             """Evaluate the launches for these shapes; enqueue then only fills in the pointers."""
             assert self.compiled is not None
-            sizes = tuple(inputs[tensor].dims[axis] for tensor, axis in self.compiled.dims)
+            dims = {tensor: inputs[tensor].dims for tensor in self.compiled.dims}
+            sizes = tuple(dims[tensor][axis] for tensor, axes in self.compiled.dims.items() for axis in axes)
             if sizes == self.sizes:  # TensorRT calls this before every enqueue
                 return
-            shapes: dict[int, dict[int, int]] = {}
-            for (tensor, axis), size in zip(self.compiled.dims, sizes, strict=True):
-                shapes.setdefault(tensor, {})[axis] = size
+            shapes = {
+                tensor: {axis: dims[tensor][axis] for axis in axes} for tensor, axes in self.compiled.dims.items()
+            }
             self.run = gpu.prepare(self.compiled.launches, self.compiled.images, shapes)
             self.sizes = sizes
 
-        @_kept(again=True)
         def enqueue(
             self, _input_desc: Any, _output_desc: Any, inputs: list[int], outputs: list[int], work: int, stream: int
         ) -> None:
             if self.run is not None:
-                self.run(inputs, outputs, work or 0, stream)
+                try:
+                    self.run(inputs, outputs, work, stream)
+                except ConvertError as error:  # not by `_kept`: an execution has microseconds
+                    _failures.append(error)
+                    raise
 
     class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc]
         op: type[Op] | None = None

@@ -22,9 +22,10 @@ class Compiled:
     images: Mapping[str, bytes]
 
     @cached_property
-    def dims(self) -> tuple[tuple[int, int], ...]:
-        """The input dimensions that the launches depend on."""
-        return launch.dims_used(self.launches)
+    def dims(self) -> dict[int, tuple[int, ...]]:
+        """The axes of each input whose sizes the launches depend on."""
+        pairs = launch.dims_used(self.launches)
+        return {tensor: tuple(axis for t, axis in pairs if t == tensor) for tensor, _ in pairs}
 
 
 def compile_op(op: Op, inputs: list[Tensor], targets: tuple[str, ...], variant: int = 0) -> Compiled:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from trtconvert.errors import ConvertError, NoUsableGpuError
-from trtconvert.launch import Launch, Launches, Shapes, Tensor, Work, evaluate
+from trtconvert.launch import Launch, Launches, Shapes, Size, Tensor, Work, evaluate
 
 
 @dataclass(frozen=True)
@@ -96,72 +96,93 @@ def choose_image(images: Mapping[str, bytes], arch: str) -> bytes:
 
 @lru_cache(maxsize=256)
 def load_kernel(image: bytes, name: str) -> Any:
-    """A kernel handle, good in every CUDA context of this process. The image is loaded once."""
+    """A kernel, good in every CUDA context of this process. The image is loaded once."""
     driver = _driver()
     library = _call(driver.cuLibraryLoadData(image, None, None, 0, None, None, 0))
-    return driver.CUfunction(int(_call(driver.cuLibraryGetKernel(library, name.encode()))))
+    return _call(driver.cuLibraryGetKernel(library, name.encode()))
 
 
-Run: TypeAlias = Callable[[Sequence[int], Sequence[int], int, int], None]
+Run: TypeAlias = Callable[[list[int], list[int], int, int], None]
 """Launches on input pointers, output pointers, the lent memory's pointer and a stream."""
 
 
 def prepare(launches: Launches, images: Mapping[str, bytes], shapes: Shapes) -> Run | None:
-    """Evaluate launches for these input shapes. Returns a function that launches without allocating anything; None when
-    all grids are empty, so that there is nothing to compute.
+    """Evaluate launches for these input shapes, in the current CUDA context. Returns a function that launches without
+    allocating anything; None when all grids are empty, so that there is nothing to compute.
     """
-    slots = _Slots([], [], [])
-    calls = [call for launch in launches if (call := _prepare_one(launch, images, shapes, slots)) is not None]
-    if not calls:
+    slots = {a.slot for one in launches for a in one.args if isinstance(a, Tensor)}
+    ends = [1 + max((int(s.split()[1]) for s in slots if s.startswith(side)), default=-1) for side in ("in", "out")]
+    offsets = [evaluate(a.offset, shapes) for one in launches for a in one.args if isinstance(a, Work)]
+    pointers = (ctypes.c_uint64 * (sum(ends) + len(offsets)))()
+    places = iter(range(sum(ends), len(pointers)))
+    calls = [_prepare_one(launch, images, shapes, pointers, ends[0], places) for launch in launches]
+    launched = [call for call in calls if call is not None]
+    if not launched:
         return None
-    launch_kernel = _driver().cuLaunchKernel
+    return _launcher(launched, pointers, ends, offsets)
 
-    def run(inputs: Sequence[int], outputs: Sequence[int], work: int, stream: int) -> None:
-        for pointer, index in slots.inputs:
-            pointer.value = inputs[index]
-        for pointer, index in slots.outputs:
-            pointer.value = outputs[index]
-        for pointer, offset in slots.work:
-            pointer.value = work + offset
-        for kernel, sizes, array, _ in calls:
-            (status,) = launch_kernel(kernel, *sizes, stream, array, 0)
+
+class _Call(NamedTuple):
+    """A launch, ready: its array of arguments by address; alive: what that array and its entries lie in."""
+
+    function: Any
+    sizes: tuple[int, ...]  # grid, block and shared memory
+    array: int
+    alive: object
+
+
+def _prepare_one(
+    launch: Launch,
+    images: Mapping[str, bytes],
+    shapes: Shapes,
+    pointers: ctypes.Array[ctypes.c_uint64],
+    outputs: int,
+    works: Iterator[int],
+) -> _Call | None:
+    """pointers: inputs, then outputs (from index `outputs` on), then an entry for each Work."""
+    sizes = tuple(evaluate(size, shapes) for size in (*launch.grid, *launch.block, launch.shared))
+    first, addresses = ctypes.addressof(pointers), list[int]()
+    values: list[ctypes.c_float | ctypes.c_longlong] = []
+    for argument in launch.args:
+        if isinstance(argument, Tensor):
+            side, index = argument.slot.split()
+            addresses.append(first + 8 * (int(index) + (outputs if side == "out" else 0)))
+        elif isinstance(argument, Work):
+            addresses.append(first + 8 * next(works))
+        else:
+            values.append(_number(argument, shapes))
+            addresses.append(ctypes.addressof(values[-1]))
+    if 0 in sizes[:3]:
+        return None
+    kernel = load_kernel(choose_image(images, require().arch), launch.kernel)
+    array = (ctypes.c_void_p * len(addresses))(*addresses)
+    function = _call(_driver().cuKernelGetFunction(kernel))
+    return _Call(function, sizes, ctypes.addressof(array), (array, values))
+
+
+def _number(argument: Size | float, shapes: Shapes) -> ctypes.c_float | ctypes.c_longlong:
+    return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_longlong(evaluate(argument, shapes))
+
+
+def _launcher(
+    calls: Sequence[_Call], pointers: ctypes.Array[ctypes.c_uint64], ends: Sequence[int], offsets: Sequence[int]
+) -> Run:
+    """The function that is called for each execution: it counts in microseconds."""
+    launch_kernel = _driver().cuLaunchKernel
+    inputs_end, outputs_end = ends[0], sum(ends)
+    ready = [(call.function, *call.sizes, call.array) for call in calls]
+
+    def run(inputs: list[int], outputs: list[int], work: int, stream: int, _alive: object = calls) -> None:
+        pointers[:inputs_end] = inputs[:inputs_end]
+        pointers[inputs_end:outputs_end] = outputs[: outputs_end - inputs_end]
+        if offsets:
+            pointers[outputs_end:] = [work + offset for offset in offsets]
+        for function, x, y, z, block_x, block_y, block_z, shared, array in ready:
+            (status,) = launch_kernel(function, x, y, z, block_x, block_y, block_z, shared, stream, array, 0)
             if status:
                 _call((status,))
 
     return run
-
-
-class _Slots(NamedTuple):
-    """Pointer arguments that are filled in before each launch: each with the tensor's index, or the offset in bytes."""
-
-    inputs: list[tuple[ctypes.c_void_p, int]]
-    outputs: list[tuple[ctypes.c_void_p, int]]
-    work: list[tuple[ctypes.c_void_p, int]]
-
-
-def _prepare_one(
-    launch: Launch, images: Mapping[str, bytes], shapes: Shapes, slots: _Slots
-) -> tuple[Any, tuple[int, ...], int, Any] | None:
-    """Kernel; grid, block and shared memory; address of the array of arguments, and what it points to, kept alive."""
-    sizes = tuple(evaluate(size, shapes) for size in (*launch.grid, *launch.block, launch.shared))
-    if 0 in sizes[:3]:
-        return None
-    kernel = load_kernel(choose_image(images, require().arch), launch.kernel)
-    values: list[Any] = []
-    for argument in launch.args:
-        if isinstance(argument, Tensor):
-            side, index = argument.slot.split()
-            values.append(ctypes.c_void_p())
-            (slots.inputs if side == "in" else slots.outputs).append((values[-1], int(index)))
-        elif isinstance(argument, Work):
-            values.append(ctypes.c_void_p())
-            slots.work.append((values[-1], evaluate(argument.offset, shapes)))
-        elif isinstance(argument, float):
-            values.append(ctypes.c_float(argument))
-        else:
-            values.append(ctypes.c_longlong(evaluate(argument, shapes)))
-    addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    return kernel, sizes, ctypes.addressof(addresses), (addresses, values)
 
 
 def copy(device: int, host: int, size: int, stream: int, to_device: bool) -> None:

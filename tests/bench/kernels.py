@@ -65,26 +65,26 @@ def random(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 
 
 def time_case(op: type[Op], tested: Case, dtype: str, rate: float) -> None:
-    """Print a row for each variant."""
+    """Print a row: the time of the first variant, and the ratio of each."""
     made = check.instance(op, tested)
     arrays = [random(shape, dtype) for shape in tested.shapes]
     inputs = [Tensor(dtype, shape, f"in {i}") for i, shape in enumerate(tested.shapes)]
     outputs = made.outputs(*inputs)
     results = [torch.empty([int(d) for d in t.shape], dtype=TORCH[t.dtype], device="cuda") for t in outputs]  # type: ignore[arg-type]
     moved = arrays[0].nbytes + sum(r.nbytes for r in results)
+    times = []
     for number, way in enumerate(made.variants(*inputs, *outputs)):
         compiled = compile_op(made, inputs, (gpu.require().arch,), number)
         work = torch.empty(max(1, evaluate(work_size(way), tested.shapes)), dtype=torch.uint8, device="cuda")
         run = gpu.prepare(compiled.launches, compiled.images, tested.shapes)
         assert run is not None
         pointers = [a.data_ptr() for a in arrays], [r.data_ptr() for r in results], work.data_ptr()
-        time = microseconds(lambda run=run, pointers=pointers: run(*pointers, 0))
-        defines = " ".join(f"{k}={v}" for k, v in way[0].defines)
-        print(
-            f"{op.name:24s} {tested!s:44s} {dtype:9s} #{number} {time:8.1f} us  {time / (moved / rate):5.2f} x floor"
-            f"  {moved / 1e6:6.0f} MB  {defines}",
-            flush=True,
-        )
+        times.append(microseconds(lambda run=run, pointers=pointers: run(*pointers, 0)))
+    ratios = " ".join(f"{time / (moved / rate):5.2f}" for time in times)
+    print(
+        f"{op.name:24s} {tested!s:40s} {dtype:9s} {moved / 1e6:6.0f} MB {times[0]:8.1f} us  x floor {ratios}",
+        flush=True,
+    )
 
 
 def error(op: type[Op], dtype: str) -> str:
