@@ -173,8 +173,8 @@ def _launcher(
     ready = [(call.function, *call.sizes, call.array) for call in calls]
 
     def run(inputs: list[int], outputs: list[int], work: int, stream: int, _alive: object = calls) -> None:
-        pointers[:inputs_end] = inputs[:inputs_end]
-        pointers[inputs_end:outputs_end] = outputs[: outputs_end - inputs_end]
+        pointers[:inputs_end] = [*inputs[:inputs_end]]
+        pointers[inputs_end:outputs_end] = [*outputs[: outputs_end - inputs_end]]
         if offsets:
             pointers[outputs_end:] = [work + offset for offset in offsets]
         for function, x, y, z, block_x, block_y, block_z, shared, array in ready:
