@@ -20,7 +20,7 @@ def quantized(op: Builder, y: Expr, scale: Attr) -> Expr:
 def not_a_scale(name: str, scale: float) -> str | None:
     """Why the number is no scale; None if it is one."""
     good = _LEAST <= scale < math.inf
-    return None if good else f"{name} is {scale:g}; it takes a finite number above 0"
+    return None if good else f"{name} is {scale:g}; it takes a finite number, {_LEAST:.2g} or above"
 
 
 def quantize(y: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
