@@ -278,9 +278,9 @@ def node_plan(op: type[Op], tested: Case, dtype: str, folder: Path) -> Path:
 # --- with a GPU ----------------------------------------------------------------------------------------------------
 
 
-def run_kernel(op: Op, arrays: list[NDArray[Any]], variant: int = 0) -> list[NDArray[Any]]:
+def run_kernel(op: Op, arrays: list[NDArray[Any]], variant: int = 0, shift: int = 0) -> list[NDArray[Any]]:
     """Launch the op's kernels alone on host arrays; outputs and lent memory are poisoned first, so what is not written
-    shows."""
+    shows. shift: elements by which inputs and outputs lie behind an aligned address."""
     from cuda.core import Device  # needs a driver
 
     inputs = [Tensor(a.dtype.name, a.shape, f"in {i}") for i, a in enumerate(arrays)]
@@ -294,17 +294,19 @@ def run_kernel(op: Op, arrays: list[NDArray[Any]], variant: int = 0) -> list[NDA
     handle = int(stream.handle)
     compiled, shapes = compile_op(op, inputs, (gpu.require().arch,), variant), [a.shape for a in arrays]
     work = np.full(launch.evaluate(launch.work_size(compiled.launches), shapes), 0xFF, np.uint8)
-    buffers = [device.allocate(max(a.nbytes, 1), stream=stream) for a in (*arrays, *results, work)]
-    for buffer, array in zip(buffers, (*arrays, *results, work), strict=True):
+    moved = [*arrays, *results, work]
+    buffers = [device.allocate(a.nbytes + shift * a.itemsize + 1, stream=stream) for a in moved]
+    addresses = [int(b.handle) + shift * a.itemsize for b, a in zip(buffers[:-1], moved, strict=False)]
+    addresses.append(int(buffers[-1].handle))
+    for address, array in zip(addresses, moved, strict=True):
         if array.nbytes:
-            gpu.copy(int(buffer.handle), np.ascontiguousarray(array).ctypes.data, array.nbytes, handle, to_device=True)
+            gpu.copy(address, np.ascontiguousarray(array).ctypes.data, array.nbytes, handle, to_device=True)
     run = gpu.prepare(compiled.launches, compiled.images, shapes)
     if run is not None:
-        addresses = [int(b.handle) for b in buffers]
         run(addresses[: len(arrays)], addresses[len(arrays) : -1], addresses[-1], handle)
-    for buffer, array in zip(buffers[len(arrays) :], results, strict=False):
+    for address, array in zip(addresses[len(arrays) :], results, strict=False):
         if array.nbytes:
-            gpu.copy(int(buffer.handle), array.ctypes.data, array.nbytes, handle, to_device=False)
+            gpu.copy(address, array.ctypes.data, array.nbytes, handle, to_device=False)
     stream.sync()
     return results
 

@@ -17,10 +17,11 @@ STEPS_OFF = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 1e-2, "int8": 1e-3}
 
 
 def difference(got: NDArray[Any], want: NDArray[Any]) -> float:
-    """Relative L2 of floats. Of integers the share that differs, infinite if int8 does by more than one step."""
+    """Relative L2 of floats. Of integers the share that differs, infinite if int8 does by more than one step. Infinite if
+    the shapes differ."""
     a, b = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
-    if a.size == 0:
-        return 0.0
+    if a.shape != b.shape or a.size == 0:
+        return 0.0 if a.shape == b.shape else math.inf
     if got.dtype.kind not in "iub":
         return float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0))
     if got.dtype == np.int8 and np.abs(a - b).max() > 1:

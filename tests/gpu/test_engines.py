@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,23 +15,18 @@ from cuda.core import Device
 from tests.conftest import SAMPLES, Run
 from tests.importable import importable
 from trtconvert import BuildOptions, ConvertError, build, check, gpu, load_engine, registry, verify
+from trtconvert.compare import KERNEL_TOLERANCE, allowed, difference
 from trtconvert.model import serialize
 from trtconvert.op import Case, Op, case
 from trtconvert.shapes import parse
 
-OPS = [registry.find("FusedRelu"), registry.find("LayerNormGelu")]
+OPS = [op for op in registry.ops() if op.__module__.startswith("trtconvert.")]
 CASES = [
     pytest.param(op, tested, dtype, id=f"{op.name} {tested} {dtype}")
     for op in OPS
-    if op
     for tested in op.cases
     for dtype in op.dtypes
 ]
-
-
-def difference(got: Any, want: Any) -> float:
-    got, want = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
-    return float(np.linalg.norm(got - want) / (np.linalg.norm(want) or 1.0))
 
 
 @pytest.mark.parametrize(("op", "tested", "dtype"), CASES)
@@ -42,7 +36,20 @@ def test_kernel(op: type[Op], tested: Case, dtype: str) -> None:
     for seed in range(3):
         arrays = check.random_inputs(tested, dtype, seed)
         for got, want in zip(check.run_kernel(made, arrays), check.expected(made, arrays), strict=True):
-            assert difference(got, want) <= check.KERNEL_TOLERANCE[dtype]
+            assert difference(got, want) <= allowed(got, dtype)
+
+
+@pytest.mark.parametrize("shift", [1, 3])
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_unaligned_pointers(op: type[Op], shift: int) -> None:
+    """Every variant, with tensors that begin some elements behind an aligned address."""
+    for dtype in op.dtypes:
+        for tested in op.cases:
+            made, arrays = check.instance(op, tested), check.random_inputs(tested, dtype, shift)
+            wanted = check.expected(made, arrays)
+            for variant in range(check._variants(op, tested, dtype)):
+                for got, want in zip(check.run_kernel(made, arrays, variant, shift), wanted, strict=True):
+                    assert difference(got, want) <= allowed(got, dtype), (tested, dtype, variant)
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
@@ -73,7 +80,7 @@ def test_nan_and_inf_pass_through(dtype: str) -> None:
     (got,) = check.run_kernel(op(), arrays)
     (want,) = check.expected(op(), arrays)
     assert np.array_equal(np.isnan(got.astype(np.float64)), np.isnan(want))
-    assert difference(got[[0, 3]], want[[0, 3]]) <= check.KERNEL_TOLERANCE[dtype]
+    assert difference(got[[0, 3]], want[[0, 3]]) <= KERNEL_TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize(("op", "tested", "dtype"), CASES)
@@ -82,7 +89,7 @@ def test_engine_of_one_node(op: type[Op], tested: Case, dtype: str, tmp_path: Pa
     engine = load_engine(check.node_plan(op, tested, dtype, tmp_path))
     outputs = engine.run(dict(zip(op.inputs(), arrays, strict=True)))
     for got, want in zip(outputs.values(), check.expected(made, arrays), strict=True):
-        assert difference(got, want) <= check.KERNEL_TOLERANCE[dtype]
+        assert difference(got, want) <= allowed(got, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -112,7 +119,7 @@ def test_dynamic_shapes(axis: int, dtype: str, tmp_path: Path) -> None:
         arrays = check.random_inputs(case(shape, *tested.shapes[1:]), dtype, seed=sum(shape))
         (want,) = check.expected(made, arrays)
         (got,) = engine.run(dict(zip(op.inputs(), arrays, strict=True))).values()
-        assert difference(got, want) <= check.KERNEL_TOLERANCE[dtype], shape
+        assert difference(got, want) <= KERNEL_TOLERANCE[dtype], shape
 
 
 @pytest.fixture(scope="module")
