@@ -12,8 +12,9 @@ import pytest
 from onnx import ModelProto
 
 from tests.test_forms import AFFINE, DEC, GELU, LN, TANH, fused, model
-from trtconvert import BuildOptions, build, compare, reference, registry
+from trtconvert import BuildOptions, ConvertError, build, compare, reference, registry
 from trtconvert.fuse import FuseResult, fuse_model
+from trtconvert.lower import lower
 from trtconvert.model import serialize
 
 ZERO = np.int8(0)
@@ -28,6 +29,7 @@ HALF = {
     "b": np.ones(8, np.float16),
 }
 PLANES = {"inputs": "float[2,8,3,3] x", "outputs": "int8[2,8,3,3] q"}
+EIGHT = np.linspace(0.1, 0.8, 8)
 PATTERNS = {
     "LayerNormGeluQuantize": "layernorm-gelu-quantize",
     "LayerNormQuantize": "layernorm-quantize",
@@ -412,3 +414,46 @@ def test_quantized_models_build(known: bool, tmp_path: Path) -> None:
     path.write_bytes(serialize(built))
     result = build(path, tmp_path / "m.plan", BuildOptions(targets=("sm_86",)))
     assert len(result.plugin_nodes) == (4 if known else 0)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 19])
+def test_onnxruntime_s_own_nodes_become_standard_ones(opset: int) -> None:
+    body = "i = com.microsoft.QuantizeLinear(x, s, zero8) q = com.microsoft.DequantizeLinear(i, si, zero8)"
+    built = quantized(body, opset=opset, outputs="float[2,4,8] q")
+    lowered = lower(built, Path(), lambda _: True)
+    assert [(n.domain, n.op_type) for n in lowered.model.graph.node] == [
+        ("", "QuantizeLinear"),
+        ("", "DequantizeLinear"),
+    ]
+    assert "QuantizeLinear x1 (onnxruntime's) written as standard ONNX" in lowered.notes
+    same(built, lowered.model)
+
+
+def test_16_bit_integers_that_onnx_does_not_have_yet() -> None:
+    body = "q = com.microsoft.QuantizeLinear(x, s, zero16)"
+    built = quantized(body, zero16=np.int16(0), outputs="int16[2,4,8] q")
+    with pytest.raises(ConvertError, match="is of int16, which ONNX has from opset 21 on"):
+        lower(built, Path(), lambda _: True)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shape", "axis"),
+    [(0.1, (8,), ""), ([0.1], (8,), ""), (0.2, (4, 8), ""), (EIGHT, (8,), "<axis=0>"), (EIGHT, (8, 4, 1), "<axis=0>")],
+    ids=["scalar", "one", "scalar of a matrix", "a channel", "the first axis"],
+)
+def test_int32_biases_become_floats(scale: Any, shape: tuple[int, ...], axis: str, tmp_path: Path) -> None:
+    """As onnxruntime's quantizer writes them; TensorRT dequantizes no int32."""
+    body = f"bf = DequantizeLinear{axis}(b32, sb, zero32) m = MatMul(x, w) q = Add(m, bf)"
+    bias = np.arange(np.prod(shape), dtype=np.int32).reshape(shape) - 4
+    weights = {"b32": bias, "sb": scale, "zero32": np.zeros(np.shape(scale), np.int32), "w": np.eye(8)}
+    made = "float[8,4,8] q" if len(shape) > 2 else "float[2,4,8] q"
+    built = quantized(
+        body, inputs="float[1,4,8] x" if len(shape) > 2 else "float[2,4,8] x", outputs=made, opset=13, **weights
+    )
+    lowered = lower(built, Path(), lambda _: True)
+    assert [n.op_type for n in lowered.model.graph.node] == ["MatMul", "Add"]
+    assert lowered.notes == ["DequantizeLinear x1 of int32 constants written as floats"]
+    same(built, lowered.model)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(serialize(built))
+    assert build(path, tmp_path / "m.plan", BuildOptions(targets=("sm_86",))).notices == lowered.notes
