@@ -39,34 +39,42 @@ __device__ __forceinline__ unsigned look_up(const unsigned* column, unsigned wor
     return __byte_perm(__byte_perm(y0, y1, 0x0040), __byte_perm(y2, y3, 0x0040), 0x5410);
 }
 
+__device__ __forceinline__ uint4 look_up(const unsigned* column, uint4 v) {
+    return {look_up(column, v.x), look_up(column, v.y), look_up(column, v.z), look_up(column, v.w)};
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 dequantize_gelu_quantize(const IO* __restrict__ x, OUT* __restrict__ y, int64 size, float x_scale, float y_scale) {
     __shared__ unsigned table[ENTRIES * LANES];
     unsigned* column = table + threadIdx.x % LANES;
-    constexpr int64 TILE = int64(THREADS) * LOADS * BYTES;
+    constexpr int STEP = THREADS * BYTES;
+    constexpr int64 TILE = int64(STEP) * LOADS;
     const bool wide = aligned<BYTES>(x) && aligned<BYTES>(y);
     bool filled = false;
     for (int64 tile = blockIdx.x * TILE; tile < size; tile += gridDim.x * TILE) {
+        int64 at = tile + int(threadIdx.x) * BYTES;
         uint4 some[LOADS];
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) {
-            int64 at = tile + (i * THREADS + int(threadIdx.x)) * BYTES;
-            if (wide && at + BYTES <= size) some[i] = *reinterpret_cast<const uint4*>(x + at);
-        }
+        for (int i = 0; i < LOADS; ++i)
+            if (wide && at + i * STEP + BYTES <= size) some[i] = *reinterpret_cast<const uint4*>(x + at + i * STEP);
         if (!filled) {  // the same in all threads of the block
             fill(column, x_scale, y_scale);
             __syncthreads();
             filled = true;
         }
+        if (wide && tile + TILE <= size) {
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i) *reinterpret_cast<uint4*>(y + at + i * STEP) = look_up(column, some[i]);
+            continue;
+        }
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
-            int64 at = tile + (i * THREADS + int(threadIdx.x)) * BYTES;
-            if (wide && at + BYTES <= size) {
-                uint4 v = some[i];
-                v = {look_up(column, v.x), look_up(column, v.y), look_up(column, v.z), look_up(column, v.w)};
-                *reinterpret_cast<uint4*>(y + at) = v;
+            int64 from = at + i * STEP, to = min(from + BYTES, size);
+            if (wide && from + BYTES <= size) {
+                *reinterpret_cast<uint4*>(y + from) = look_up(column, some[i]);
             } else {
-                for (int64 j = at; j < at + BYTES && j < size; ++j) y[j] = int8(column[(x[j] & 255) * LANES]);
+#pragma unroll 1
+                for (int64 j = from; j < to; ++j) y[j] = int8(column[(x[j] & 255) * LANES]);
             }
         }
     }
