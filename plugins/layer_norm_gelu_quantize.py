@@ -31,11 +31,9 @@ class LayerNormGeluQuantize(LayerNormGelu):
         case((197, 768), (768,), (768,), y_scale=0.03),
         case((2, 7, 192), (192,), (192,), approximate="tanh", y_scale=0.03),
         case((3, 5, 33), (33,), (33,), epsilon=1e-12, y_scale=0.002),
-        case((5, 4100), (4100,), (4100,), y_scale=0.03),
         case((0, 64), (64,), (64,)),
         case((2, 64, 16, 16), (64,), (64,), axis=1, epsilon=1e-6, y_scale=0.03),
         case((3, 31, 17), (31,), (31,), axis=1, approximate="tanh", y_scale=0.03),
-        case((1, 512, 99), (512,), (512,), axis=1, y_scale=0.002),
     )
 
     def patterns(self, op: Builder, x: Expr, scale: Expr, bias: Expr) -> Iterator[Expr]:

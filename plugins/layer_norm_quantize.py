@@ -30,10 +30,8 @@ class LayerNormQuantize(LayerNorm):
     source = kernels.read("layer_norm_quantize.cu")
     cases = (
         case((197, 768), (768,), (768,), y_scale=0.04),
-        case((1, 1), (1,), (1,), y_scale=0.03),
         case((2, 40001), (40001,), (40001,), y_scale=0.01),
         case((2, 64, 16, 16), (64,), (64,), axis=1, epsilon=1e-6, y_scale=0.03),
-        case((2, 1300, 5), (1300,), (1300,), axis=1, y_scale=0.002),
         case((4, 48), (48,), (48,), axis=1, y_scale=1.0),
         case((3, 5, 24), (5, 24), (5, 24), axis=-2, y_scale=0.03),
     )
