@@ -35,7 +35,7 @@ def allowed(got: NDArray[Any], dtype: str, tolerance: float | None = None) -> fl
     dtype: of the data. tolerance: relative L2 of float results, instead of a kernel's.
     """
     if got.dtype == np.int8:
-        return max(STEPS_OFF[dtype], 1 / max(got.size, 1))
+        return max(STEPS_OFF.get(dtype, 0.0), 1 / max(got.size, 1))
     if got.dtype.kind in "iub":
         return 0.0
     return KERNEL_TOLERANCE[dtype] if tolerance is None else tolerance
