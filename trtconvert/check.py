@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,7 +17,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
-from trtconvert import gpu, kernel, launch, reference, registers, registry
+from trtconvert import compare, gpu, kernel, launch, reference, registers, registry
 from trtconvert import model as onnx_model
 from trtconvert.alone import run_kernel
 from trtconvert.backend import RTX_TARGETS
@@ -32,10 +33,6 @@ from trtconvert.op import Case, Op
 from trtconvert.shapes import Range
 
 OPSETS = (17, 20)
-# Relative L2 against the float64 reference: rounding of the output, and of the inputs where a body computes in them.
-# Integers and booleans are exact.
-KERNEL_TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}
-BODY_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -125,8 +122,12 @@ def node_model(op: type[Op], tested: Case, dtype: str, opset: int = 20) -> Model
 
 
 def random_inputs(tested: Case, dtype: str, seed: int = 0) -> list[NDArray[Any]]:
-    """Normal numbers, shifted off zero so that a mean matters; of the first input, a tenth is zero."""
+    """Normal numbers, shifted off zero so that a mean matters; of the first input, a tenth is zero. Of int8 all values, in
+    a random order."""
     random = np.random.default_rng(seed)
+    if dtype == "int8":
+        all_values = [np.resize(np.arange(-128, 128, dtype=np.int8), math.prod(s)) for s in tested.shapes]
+        return [random.permutation(a).reshape(s) for a, s in zip(all_values, tested.shapes, strict=True)]
     arrays = [np.asarray(random.standard_normal(s) + 0.5) for s in tested.shapes]
     arrays[0][random.random(tested.shapes[0]) < 0.1] = 0
     return [a.astype(numpy_dtype(dtype)) for a in arrays]
@@ -139,15 +140,14 @@ def expected(op: Op, arrays: list[NDArray[Any]]) -> tuple[NDArray[np.float64], .
     return result if isinstance(result, tuple) else (result,)
 
 
-def _compare(got: NDArray[Any], want: NDArray[Any], tolerance: float, where: str) -> float:
+def _compare(got: NDArray[Any], want: NDArray[Any], dtype: str, where: str, tolerance: float | None = None) -> float:
     if got.shape != want.shape:
         raise ConvertError(f"shape {got.shape}, the reference has {want.shape}", where=where)
-    if want.size == 0:
-        return 0.0
-    difference = np.linalg.norm(got.astype(np.float64) - want) / (np.linalg.norm(want) or 1.0)
-    if not difference <= tolerance:
-        raise ConvertError(f"relative L2 {difference:.2g} from the reference, allowed {tolerance:g}", where=where)
-    return float(difference)
+    difference, limit = compare.difference(got, want), compare.allowed(got, dtype, tolerance)
+    if not difference <= limit:
+        what = "relative L2" if got.dtype.kind not in "iub" else "share of elements that differ"
+        raise ConvertError(f"{what} {difference:.2g} from the reference, allowed {limit:g}", where=where)
+    return difference
 
 
 # --- without a GPU -------------------------------------------------------------------------------------------------
@@ -157,22 +157,22 @@ def _bodies(op: type[Op]) -> str:
     """The body computes the reference in onnxruntime, and the pattern finds its own body again."""
     if not op.pattern:
         return "the op has no pattern: used by name only"
-    worst, count = 0.0, 0
+    worst, count, dtype = 0.0, 0, op.dtypes[0]
     for opset in OPSETS:
         for tested in op.cases:
             if any(0 in shape for shape in tested.shapes):
                 continue  # onnxruntime's own kernels do not all take empty tensors
             where = f"case {tested}, opset {opset}"
-            model = node_model(op, tested, "float32", opset)
+            model = node_model(op, tested, dtype, opset)
             add_bodies(model)
             onnx_model.check(model)
-            arrays = random_inputs(tested, "float32")
+            arrays = random_inputs(tested, dtype)
             outputs = _run_body(model, dict(zip(op.inputs(), arrays, strict=True)))
             for got, want in zip(outputs, expected(instance(op, tested), arrays), strict=True):
-                worst = max(worst, _compare(got, want, BODY_TOLERANCE, f"function body, {where}"))
+                worst = max(worst, _compare(got, want, dtype, f"function body, {where}", compare.BODY_TOLERANCE))
             _found_again(op, tested, model, where)
             count += 1
-    return f"{count} bodies run, worst relative L2 {worst:.1e}; each found again by the pattern"
+    return f"{count} bodies run, worst difference {worst:.1e}; each found again by the pattern"
 
 
 def _run_body(model: ModelProto, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -187,7 +187,7 @@ def _run_body(model: ModelProto, feeds: dict[str, NDArray[Any]]) -> list[NDArray
 def _found_again(op: type[Op], tested: Case, model: ModelProto, where: str) -> None:
     """Inlined, with the per-channel inputs as constants, the body is a graph of standard ops: fuse must see the op in it."""
     inlined = onnx.inliner.inline_local_functions(model)
-    arrays = random_inputs(tested, "float32")
+    arrays = random_inputs(tested, op.dtypes[0])
     for name, array in list(zip(op.inputs(), arrays, strict=True))[1:]:
         inlined.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
         kept = [i for i in inlined.graph.input if i.name != name]
@@ -315,7 +315,6 @@ def _worst(op: type[Op], what: str, run: Callable[[Case, str, list[NDArray[Any]]
             wanted = expected(instance(op, tested), arrays)
             results = run(tested, dtype, arrays)
             for got, want in zip(results, wanted * (len(results) // len(wanted)), strict=True):
-                tolerance = KERNEL_TOLERANCE.get(dtype, 0.0)
-                difference = _compare(got, want, tolerance, f"{what}, case {tested}, {dtype}")
+                difference = _compare(got, want, dtype, f"{what}, case {tested}, {dtype}")
                 worst[dtype] = max(worst.get(dtype, 0.0), difference)
-    return "worst relative L2: " + ", ".join(f"{d} {v:.1e}" for d, v in worst.items())
+    return "worst difference: " + ", ".join(f"{d} {v:.1e}" for d, v in worst.items())

@@ -147,14 +147,16 @@ class _Finder:
                 self.by_root.setdefault(op_type, []).append(spelling)
 
     def sites(self) -> list[Site]:
-        """Matches in graph order, no two sharing a node."""
+        """Matches in graph order, no two sharing a node. The search goes backwards, so that of two matches the one that
+        reaches further is found first."""
         found: list[Site] = []
         taken: set[int] = set()
-        for index, node in enumerate(self.view.nodes):
+        for index, node in reversed(list(enumerate(self.view.nodes))):
             if index not in taken and node.output and (site := self._site_at(node, taken)) is not None:
                 found.append(site)
                 taken |= site.nodes
-        return found
+        self.refusals.reverse()
+        return found[::-1]
 
     def _site_at(self, node: NodeProto, taken: set[int]) -> Site | None:
         refused: dict[type[Op], tuple[NearMiss, frozenset[int]]] = {}
@@ -173,7 +175,7 @@ class _Finder:
                 except Refused as refusal:
                     miss = NearMiss(op.pattern, self._path(node), str(refusal), len(match.nodes), complete=True)
                     refused.setdefault(op, (miss, match.nodes))
-        self.refusals += refused.values()
+        self.refusals += reversed(refused.values())
         return None
 
     def _path(self, node: NodeProto) -> str:

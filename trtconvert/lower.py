@@ -17,6 +17,7 @@ from trtconvert.bodies import is_ours
 from trtconvert.errors import ConvertError
 from trtconvert.functions import expand, inline_local
 from trtconvert.op import Op
+from trtconvert.quantization import dequantize_biases
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def lower(
     instead of the plugin), other local functions are inlined (a function named like a standard op would be taken for
     that op), onnxruntime's ops without a plugin are written as standard ones, an If of known condition gives way to its
     branch, standard ops that TensorRT lacks to the body that ONNX defines for them if no op of that name is registered,
-    plugin nodes get all attributes, every node a unique name.
+    biases of quantized models to floats, plugin nodes get all attributes, every node a unique name.
 
     folder: of external data. supports: whether TensorRT takes a standard op without a plugin. shapes: known dimensions
     of inputs that the model leaves open. Raises ConvertError that lists every node which neither ONNX, nor a function,
@@ -61,6 +62,8 @@ def lower(
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
     copy, expanded = expand(copy, lambda op_type: supports(op_type) or registry.find(op_type) is not None)
     notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
+    if biases := dequantize_biases(copy, folder):
+        notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))
     _name(nodes)
     custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]

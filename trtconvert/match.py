@@ -21,6 +21,7 @@ from trtconvert.pattern import (
     Number,
     PerChannel,
     Product,
+    Quantized,
     Rearranged,
     Reshaped,
     Sum,
@@ -171,4 +172,4 @@ def _kind(expr: Expr) -> str:
         Rearranged: "a Transpose or Reshape",
         Reshaped: "a Reshape",
     }
-    return expr.op_type if isinstance(expr, Call) else names.get(type(expr), "what the pattern has")
+    return expr.op_type if isinstance(expr, Call | Quantized) else names.get(type(expr), "what the pattern has")

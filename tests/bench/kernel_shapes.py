@@ -23,8 +23,23 @@ _FIRST = [_planes(32, 256, 128, 128), _planes(16, 512, 8000), _planes(64, 64, 25
 _ODD = [_planes(16, 512, 7999), _planes(4, 512, 31999)]
 _SMALL = [_rows(197, 768), _rows(2048, 512), _planes(1, 64, 128, 128), _planes(1, 32, 256, 256), _planes(1, 512, 3999)]
 
+_INT8 = [
+    case(shape, x_scale=0.05, y_scale=0.025) for shape in ((131072, 1024), (32768, 3072), (4096, 3072), (197, 3072))
+]
+
+
+def _quantized(tested: Case) -> Case:
+    return case(*tested.shapes, **dict(tested.attributes), y_scale=0.03)
+
+
 ROWS: list[tuple[str, Case, str]] = [
     *(("LayerNormGelu", tested, dtype) for dtype in (HALF, FULL) for tested in (*_LAST, *_FIRST)),
     *(("LayerNormGelu", tested, BRAIN) for tested in (_LAST[2], _FIRST[0])),
     *(("LayerNormGelu", tested, HALF) for tested in (*_ODD, *_SMALL)),
+    *(
+        (name, _quantized(tested), dtype)
+        for name in ("LayerNormGeluQuantize", "LayerNormQuantize")
+        for tested, dtype in (*((t, HALF) for t in (*_LAST, *_FIRST, *_SMALL)), (_LAST[2], FULL), (_FIRST[0], FULL))
+    ),
+    *(("DequantizeGeluQuantize", tested, "int8") for tested in _INT8),
 ]

@@ -6,33 +6,27 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from cuda.core import Device
 
+from tests.bench.registers import built_in
 from tests.conftest import SAMPLES, Run
 from tests.importable import importable
 from trtconvert import BuildOptions, ConvertError, build, check, gpu, load_engine, registry, verify
+from trtconvert.compare import KERNEL_TOLERANCE, allowed, difference
 from trtconvert.model import serialize
 from trtconvert.op import Case, Op, case
 from trtconvert.shapes import parse
 
-OPS = [registry.find("FusedRelu"), registry.find("LayerNormGelu")]
 CASES = [
     pytest.param(op, tested, dtype, id=f"{op.name} {tested} {dtype}")
-    for op in OPS
-    if op
+    for op in built_in()
     for tested in op.cases
     for dtype in op.dtypes
 ]
-
-
-def difference(got: Any, want: Any) -> float:
-    got, want = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
-    return float(np.linalg.norm(got - want) / (np.linalg.norm(want) or 1.0))
 
 
 @pytest.mark.parametrize(("op", "tested", "dtype"), CASES)
@@ -41,7 +35,7 @@ def test_engine_of_one_node(op: type[Op], tested: Case, dtype: str, tmp_path: Pa
     engine = load_engine(check.node_plan(op, tested, dtype, tmp_path))
     outputs = engine.run(dict(zip(op.inputs(), arrays, strict=True)))
     for got, want in zip(outputs.values(), check.expected(made, arrays), strict=True):
-        assert difference(got, want) <= check.KERNEL_TOLERANCE[dtype]
+        assert difference(got, want) <= allowed(got, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -71,7 +65,7 @@ def test_dynamic_shapes(axis: int, dtype: str, tmp_path: Path) -> None:
         arrays = check.random_inputs(case(shape, *tested.shapes[1:]), dtype, seed=sum(shape))
         (want,) = check.expected(made, arrays)
         (got,) = engine.run(dict(zip(op.inputs(), arrays, strict=True))).values()
-        assert difference(got, want) <= check.KERNEL_TOLERANCE[dtype], shape
+        assert difference(got, want) <= KERNEL_TOLERANCE[dtype], shape
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tests.bench.registers import built_in
 from trtconvert import check, gpu, registry
 from trtconvert.alone import GUARD, run_kernel
+from trtconvert.compare import KERNEL_TOLERANCE
 from trtconvert.compiled import program_of
 from trtconvert.kernel import compile_kernel
 from trtconvert.launch import Launches, Tensor
@@ -96,7 +97,7 @@ def assert_right(
 ) -> Arrays:
     """Run all variants against the reference; returns the first one's outputs."""
     wanted = check.expected(op, arrays)
-    limit = check.KERNEL_TOLERANCE.get(arrays[0].dtype.name, 0.0) if tolerance is None else tolerance
+    limit = KERNEL_TOLERANCE.get(arrays[0].dtype.name, 0.0) if tolerance is None else tolerance
     results = []
     for number, launches in enumerate(variants(op, arrays)):
         where = f"variant {number} ({launches[-1].kernel})" + ("" if shifted is None else f", tensor {shifted} shifted")
@@ -182,9 +183,7 @@ def test_large_values_in_float16(op: type[Op], tested: Case, dtype: str) -> None
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(
-    ("op", "tested", "dtype"), params(use for use in uses(SMALL) if use[2] in check.KERNEL_TOLERANCE)
-)
+@pytest.mark.parametrize(("op", "tested", "dtype"), params(use for use in uses(SMALL) if use[2] in KERNEL_TOLERANCE))
 def test_nan_and_inf(op: type[Op], tested: Case, dtype: str, special: float) -> None:
     """They pass through as IEEE arithmetic has it, in one place, and leave all that does not depend on it alone."""
     arrays = check.random_inputs(tested, dtype, seed=6)
