@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bench.registers import built_in, table
+from tests.bench.registers import built_in, compilers, table
 from trtconvert import check, registers
 from trtconvert.kernel import ARCHITECTURES, Usage
 from trtconvert.launch import Launch, Tensor
 from trtconvert.op import Op
+from trtconvert.registers import Row
 
 SPILLING = """
 extern "C" __global__ void __launch_bounds__(1024, 2) crowded(const IO* x, IO* y) {
@@ -22,9 +23,15 @@ extern "C" __global__ void __launch_bounds__(1024, 2) crowded(const IO* x, IO* y
 """
 
 
+@pytest.fixture(scope="module")
+def compiled() -> list[Row]:
+    with compilers() as run:
+        return list(registers.rows((use for op in built_in() for use in check.uses(op)), run=run))
+
+
 @pytest.mark.parametrize("op", built_in(), ids=lambda op: op.name)
-def test_kernels_for_all_targets(op: type[Op]) -> None:
-    found = list(registers.rows(check.uses(op)))
+def test_kernels_for_all_targets(op: type[Op], compiled: list[Row]) -> None:
+    found = [row for row in compiled if row.op == op.name]
     assert {(row.target, row.dtype) for row in found} == {(a, d) for a in ARCHITECTURES for d in op.dtypes}
     assert all(0 < row.usage.registers <= 255 for row in found)
     assert [row for row in found if row.usage.spills] == []

@@ -308,8 +308,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             if self.op is None:
                 raise ConvertError(f"plugin {self.name} can load plans here, but not build: its op is not registered")
             op = self.op(**{f.name: _field_value(f, self.op.attributes()[f.name]) for f in fields})
-            some = [Tensor(op.dtypes[0], _unknown_shape(i, 4), f"in {i}") for i in range(len(op.inputs()))]
-            count = len(op.outputs(*some))
+            count = len(op.outputs(*op.unknown_inputs()))
             return Plugin(_State(self.name, self.plugin_version, self.plugin_namespace, op, _targets.get(), count))
 
         def _from_plan(self, fields: Any) -> Any:

@@ -97,7 +97,7 @@ class Bound:
         """Copy host arrays into the inputs' buffers, ordered on the stream. ConvertError for a wrong name, dtype or shape."""
         self.engine.check_names(feeds)
         for name, buffer in self.inputs.items():
-            array = np.asarray(feeds[name])
+            array = np.asarray(feeds[name], order="C")  # the copy takes memory as it lies
             if array.dtype != buffer.dtype:
                 raise ConvertError(f"input {name!r} is {array.dtype}, the engine takes {buffer.dtype}")
             if feeds[name].shape != buffer.shape:

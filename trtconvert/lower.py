@@ -47,7 +47,7 @@ def lower(
     instead of the plugin), other local functions are inlined (a function named like a standard op would be taken for
     that op), onnxruntime's ops without a plugin are written as standard ones, an If of known condition gives way to its
     branch, standard ops that TensorRT lacks to the body that ONNX defines for them if no op of that name is registered,
-    biases of quantized models to floats, plugin nodes get all attributes, every node a unique name.
+    biases of quantized models to floats, plugin nodes get all attributes and outputs, every node a unique name.
 
     folder: of external data. supports: whether TensorRT takes a standard op without a plugin. shapes: known dimensions
     of inputs that the model leaves open. Raises ConvertError that lists every node which neither ONNX, nor a function,
@@ -133,6 +133,8 @@ def _plugin(node: NodeProto) -> PluginNode:
             f"{node.op_type} has {len(node.input)} inputs, the op takes {len(op.inputs())}: {', '.join(op.inputs())}",
             where=f"node {node.name}",
         )
+    # The parser wants as many outputs as the plugin has, which has one more for each size that depends on the data.
+    node.output.extend(f"{node.name}_counted_{i}" for i in range(op.counts()))
     return PluginNode(node.name, op)
 
 

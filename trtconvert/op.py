@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from trtconvert.errors import ConvertError
-from trtconvert.launch import Counted, Launch, Launches, Tensor
+from trtconvert.launch import Counted, Dim, Launch, Launches, Tensor
 
 if typing.TYPE_CHECKING:
     from trtconvert.pattern import Builder, Expr
@@ -91,6 +91,21 @@ class Op:
         """Names of the inputs, from `output`'s parameters."""
         code = cls.output.__code__
         return code.co_varnames[1 : code.co_argcount]
+
+    @classmethod
+    def unknown_inputs(cls) -> list[Tensor]:
+        """Inputs of which nothing is known: how many outputs there are does not depend on it."""
+        ranks = range(4)
+        return [
+            Tensor(cls.dtypes[0], tuple(Dim.of_input(i, axis) for axis in ranks), f"in {i}")
+            for i in range(len(cls.inputs()))
+        ]
+
+    @classmethod
+    def counts(cls) -> int:
+        """How many dimensions of its outputs depend on the data."""
+        op, inputs = cls(), cls.unknown_inputs()
+        return len(op.outputs(*inputs)) - len(op.results(*inputs))
 
     def values(self) -> dict[str, Attribute]:
         """Attribute values of this instance."""

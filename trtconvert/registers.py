@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from trtconvert.compiled import program_of
 from trtconvert.kernel import ARCHITECTURES, Program, Usage, usage
@@ -23,24 +24,30 @@ class Row:
     usage: Usage
 
 
-def rows(cases: Iterable[tuple[Op, list[Tensor]]], everything: bool = False) -> Iterator[Row]:
-    """All kernels that the ops launch for these inputs, in all variants.
+def rows(
+    cases: Iterable[tuple[Op, list[Tensor]]], everything: bool = False, run: Callable[..., Iterable[Any]] = map
+) -> Iterator[Row]:
+    """The kernels that the ops launch for these inputs, in all variants: each in each dtype for every target.
 
-    Each is compiled for every target when it is first seen with that dtype, and with further macros for the newest target,
-    or for every one as well (everything). Raises ConvertError when one does not compile.
+    A kernel's sets of macros take turns, one a target; everything: all of them for every target, which takes minutes.
+    run: as `map`, where many processes may compile. Raises ConvertError when a kernel does not compile.
     """
-    kernels: set[tuple[str, str, tuple[str, ...]]] = set()
-    programs: set[Program] = set()
+    chosen = list(_chosen(cases, everything))
+    programs, targets = [program for _, program, _ in chosen], [target for *_, target in chosen]
+    for (op, program, target), used in zip(chosen, run(usage, programs, targets), strict=True):
+        defines = " ".join(f"{name}={value}" for name, value in program.defines)
+        for kernel, numbers in used.items():
+            yield Row(op, kernel, program.dtypes[0], defines, target, numbers)
+
+
+def _chosen(cases: Iterable[tuple[Op, list[Tensor]]], everything: bool) -> Iterator[tuple[str, Program, str]]:
+    """What to compile: op, program and target."""
+    groups: dict[tuple[str, str, tuple[str, ...]], dict[Program, None]] = {}
     for op, inputs in cases:
         for launches in op.variants(*inputs, *op.outputs(*inputs)):
-            program = program_of(op, inputs, launches)
-            if program in programs:
-                continue
-            programs.add(program)
             key = (op.name, inputs[0].dtype, tuple(one.kernel for one in launches))
-            targets = ARCHITECTURES[-1:] if key in kernels and not everything else ARCHITECTURES
-            kernels.add(key)
-            defines = " ".join(f"{name}={value}" for name, value in program.defines)
-            for target in targets:
-                for kernel, used in usage(program, target).items():
-                    yield Row(op.name, kernel, inputs[0].dtype, defines, target, used)
+            groups.setdefault(key, {})[program_of(op, inputs, launches)] = None
+    for turn, ((op_name, *_), found) in enumerate(groups.items()):
+        programs = list(found)
+        for place, target in enumerate(ARCHITECTURES, turn * len(ARCHITECTURES)):
+            yield from ((op_name, p, target) for p in (programs if everything else [programs[place % len(programs)]]))

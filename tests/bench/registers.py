@@ -7,8 +7,14 @@ kernel spills.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from trtconvert import check, registers, registry
 from trtconvert.cli import show
@@ -20,6 +26,14 @@ from trtconvert.registers import Row
 def built_in() -> list[type[Op]]:
     """The ops that come with trtconvert."""
     return [op for op in registry.ops() if op.__module__.startswith("trtconvert.")]
+
+
+@contextmanager
+def compilers() -> Iterator[Callable[..., Iterable[Any]]]:
+    """A `map` of many processes: NVRTC compiles one program at a time in each."""
+    workers = min(16, len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        yield partial(pool.map, chunksize=4)
 
 
 def table(found: Iterable[Row]) -> list[list[str]]:
@@ -43,7 +57,8 @@ def _line(group: list[Row]) -> list[str]:
 
 def main(names: list[str]) -> int:
     chosen = [op for op in built_in() if not names or op.name in names]
-    found = [row for op in chosen for row in registers.rows(check.uses(op), everything=True)]
+    with compilers() as run:
+        found = list(registers.rows((use for op in chosen for use in check.uses(op)), everything=True, run=run))
     print(
         f"NVRTC {version()}, {len(found)} kernels of {len(chosen)} ops; registers by target, then bytes, then sets of macros"
     )

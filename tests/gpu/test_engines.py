@@ -165,6 +165,14 @@ def test_wrong_inputs_are_refused(speech: Path) -> None:
         engine.bind({"waveform": (1, 1, 10)})
 
 
+def test_inputs_may_lie_in_any_order(speech: Path) -> None:
+    engine = load_engine(speech)
+    waveform = np.random.default_rng(3).standard_normal((4, 1, 900), dtype=np.float32)
+    (want,) = engine.run({"waveform": waveform}).values()
+    (got,) = engine.run({"waveform": np.asfortranarray(waveform)}).values()
+    assert np.array_equal(got, want)
+
+
 def test_failed_capture_leaves_the_stream_usable(speech: Path) -> None:
     bound = load_engine(speech).bind({"waveform": (1, 1, 400)})
     with pytest.raises(ZeroDivisionError):

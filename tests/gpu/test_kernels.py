@@ -6,17 +6,14 @@ check.run_kernel poisons outputs and lent memory before each launch, and guards 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.bench.registers import built_in
+from tests.bench.registers import built_in, compilers
 from trtconvert import check, gpu, registry
 from trtconvert.alone import GUARD, run_kernel
 from trtconvert.compare import KERNEL_TOLERANCE
@@ -63,9 +60,8 @@ def compiled() -> None:
         for op, inputs in check.uses(made)
         for way in op.variants(*inputs, *op.outputs(*inputs))
     }
-    workers = min(16, len(os.sched_getaffinity(0)))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_kernel, programs, [arch] * len(programs), chunksize=4))
+    with compilers() as run:
+        list(run(compile_kernel, programs, [arch] * len(programs)))
 
 
 # --- comparing -----------------------------------------------------------------------------------------------------
