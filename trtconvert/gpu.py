@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -170,3 +171,55 @@ def copy(device: int, host: int, size: int, stream: int, to_device: bool) -> Non
         _call(driver.cuMemcpyHtoDAsync(device, host, size, stream))
     else:
         _call(driver.cuMemcpyDtoHAsync(host, device, size, stream))
+
+
+def clear(device: int, size: int, stream: int) -> None:
+    """Set `size` bytes of device memory to zero, ordered on the stream."""
+    if size:
+        _call(_driver().cuMemsetD8Async(device, 0, size, stream))
+
+
+def capture(stream: int, work: Callable[[], object]) -> Callable[[], None]:
+    """Capture what `work` puts on the stream in a CUDA graph. Returns the function that launches the graph there.
+
+    Captured for this thread only: what others do meanwhile is no fault. Raises what `work` raises, and ConvertError where
+    it did what cannot be captured.
+    """
+    driver = _driver()
+    handle = driver.CUstream(stream)
+    _call(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+    try:
+        work()
+    except BaseException:
+        driver.cuStreamEndCapture(handle)  # so that the stream can be used again; its graph is no good
+        raise
+    graph = _call(driver.cuStreamEndCapture(handle))
+    try:
+        ready = _call(driver.cuGraphInstantiate(graph, 0))
+    finally:
+        driver.cuGraphDestroy(graph)
+
+    def launch() -> None:
+        (status,) = driver.cuGraphLaunch(ready, handle)
+        if status:
+            _call((status,))
+
+    weakref.finalize(launch, driver.cuGraphExecDestroy, ready)
+    return launch
+
+
+class Event:
+    """A point in a stream's work at which the device takes the time."""
+
+    def __init__(self) -> None:
+        driver = _driver()
+        self._event, self._record = _call(driver.cuEventCreate(0)), driver.cuEventRecord
+        weakref.finalize(self, driver.cuEventDestroy, self._event)
+
+    def record(self, stream: int) -> None:
+        """Put the event on the stream."""
+        _call(self._record(self._event, stream))
+
+    def microseconds_since(self, earlier: Event) -> float:
+        """Time on the device between both, which must have passed: wait for the stream before."""
+        return float(_call(_driver().cuEventElapsedTime(earlier._event, self._event))) * 1000

@@ -76,6 +76,11 @@ class Manifest:
     schema: int = SCHEMA
 
     @property
+    def profile(self) -> dict[str, dict[str, list[int]]]:
+        """The first profile: dynamic input to min, opt and max shape; empty where all shapes are static."""
+        return self.profiles[0] if self.profiles else {}
+
+    @property
     def backend_title(self) -> str:
         return f"TensorRT{'-RTX' if self.backend == 'rtx' else ''} {self.backend_version}"
 
@@ -83,6 +88,11 @@ class Manifest:
 def path_for(plan: Path) -> Path:
     """Where the manifest of a plan lies."""
     return plan.with_name(plan.name + ".json")
+
+
+def is_plan(path: Path) -> bool:
+    """Whether it is a plan, not a model: it has a manifest beside it, or is named .plan, .engine or .trt."""
+    return path.suffix != ".onnx" and (path_for(path).is_file() or path.suffix in (".plan", ".engine", ".trt"))
 
 
 def encode(manifest: Manifest) -> bytes:

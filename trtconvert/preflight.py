@@ -71,8 +71,8 @@ class PlanReport:
 
 
 def inspect(path: Path) -> ModelReport | PlanReport:
-    """Describe an ONNX model or a plan: a plan has a manifest beside it, or is named .plan, .engine or .trt."""
-    if path.suffix != ".onnx" and (manifest.path_for(path).is_file() or path.suffix in (".plan", ".engine", ".trt")):
+    """Describe an ONNX model or a plan."""
+    if manifest.is_plan(path):
         return inspect_plan(path)
     return inspect_model(path)
 

@@ -15,7 +15,7 @@ from cuda.core import Device
 from onnx import numpy_helper
 
 from tests.conftest import SAMPLES, Run
-from trtconvert import BuildOptions, backend, build, check, gpu, load_engine, registry, verify
+from trtconvert import BuildOptions, ConvertError, backend, build, check, gpu, load_engine, registry, verify
 from trtconvert.model import serialize
 from trtconvert.op import Case, Op, case
 from trtconvert.shapes import parse
@@ -205,35 +205,49 @@ def test_two_contexts_of_one_engine(speech: Path) -> None:
 
 
 def test_cuda_graph(speech: Path) -> None:
-    """Captured once, replayed on new data: the same as without the graph."""
-    from cuda.bindings import driver
-
+    """Captured once, replayed on new data: the same as without the graph, and nothing left over from the replay before."""
     engine = load_engine(speech)
-    random = np.random.default_rng(2)
-    feed = random.standard_normal((2, 1, 16000), dtype=np.float32)
-    expected = next(iter(engine.run({"waveform": feed}).values()))
-    stream = int(engine.stream.handle)
-    context = engine.context
-    context.set_input_shape("waveform", feed.shape)
-    x = engine._bind("waveform", feed.nbytes)
-    y = engine._bind("features", expected.nbytes)
-    assert context.execute_async_v3(stream)
-    engine.stream.sync()
-    gpu._call(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
-    assert context.execute_async_v3(stream)
-    graph = gpu._call(driver.cuGraphInstantiate(gpu._call(driver.cuStreamEndCapture(stream)), 0))
+    bound = engine.bind({"waveform": (2, 1, 16000)})
+    graph = bound.capture()
     for seed in range(3):
-        new = np.random.default_rng(seed).standard_normal(feed.shape, dtype=np.float32)
-        want = next(iter(load_engine(speech).run({"waveform": new}).values())) if seed == 0 else None
-        got = np.full_like(expected, np.nan)
-        gpu.copy(int(x.handle), new.ctypes.data, new.nbytes, stream, to_device=True)
-        gpu.copy(int(y.handle), got.ctypes.data, got.nbytes, stream, to_device=True)
-        gpu._call(driver.cuGraphLaunch(graph, stream))
-        gpu.copy(int(y.handle), got.ctypes.data, got.nbytes, stream, to_device=False)
-        engine.stream.sync()
-        assert np.isfinite(got).all()
-        if want is not None:
-            assert np.array_equal(got, want)
+        feed = np.random.default_rng(seed).standard_normal((2, 1, 16000), dtype=np.float32)
+        bound.write({"waveform": feed})
+        for buffer in bound.outputs.values():
+            gpu.clear(buffer.address, buffer.size, bound.stream)
+        graph.launch()
+        (got,) = bound.read().values()
+        (want,) = engine.run({"waveform": feed}).values()
+        assert np.array_equal(got, want)
+
+
+def test_graphs_of_two_shapes(speech: Path) -> None:
+    """Each binding keeps its shape and its graph, whatever the other and the engine itself run in between."""
+    engine = load_engine(speech)
+    random = np.random.default_rng(3)
+    feeds = [random.standard_normal(shape, dtype=np.float32) for shape in ((1, 1, 16000), (4, 1, 9001))]
+    bounds = [engine.bind({"waveform": feed.shape}) for feed in feeds]
+    graphs = [bound.capture(executions=3) for bound in bounds]
+    for feed, bound, graph in zip(feeds, bounds, graphs, strict=True):
+        (want,) = engine.run({"waveform": feed}).values()
+        bound.write({"waveform": feed})
+        graph.launch()
+        (got,) = bound.read().values()
+        assert np.array_equal(got, want)
+
+
+def test_wrong_inputs_are_refused(speech: Path) -> None:
+    engine = load_engine(speech)
+    bound = engine.bind({"waveform": (1, 1, 400)})
+    good = np.zeros((1, 1, 400), np.float32)
+    for feeds, words in (
+        ({"wave": good}, "the engine's inputs are"),
+        ({"waveform": good.astype(np.float64)}, "float64"),
+        ({"waveform": good[..., :300]}, "bound was"),
+    ):
+        with pytest.raises(ConvertError, match=words):
+            bound.write(feeds)
+    with pytest.raises(ConvertError, match="outside the engine's profile"):
+        engine.bind({"waveform": (1, 1, 10)})
 
 
 def test_fresh_process_loads_the_plan(speech: Path) -> None:
