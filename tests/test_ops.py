@@ -130,7 +130,7 @@ def test_doctor(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["build", "fuse", "verify", "inspect", "doctor", "plugins", "plugins list", "plugins check"]
+    "command", ["build", "fuse", "verify", "bench", "inspect", "doctor", "plugins", "plugins list", "plugins check"]
 )
 def test_help_shows_an_example(command: str, run: Run) -> None:
     shown = run(*command.split(), "--help").stdout

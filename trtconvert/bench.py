@@ -15,7 +15,7 @@ from onnx import ModelProto
 from trtconvert import adapter, functions, gpu, manifest, registry
 from trtconvert import model as onnx_model
 from trtconvert.bodies import add_bodies
-from trtconvert.build import build
+from trtconvert.build import BuildResult, build
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError
 from trtconvert.inputs import random_feeds
@@ -182,17 +182,24 @@ def _twin_of_plan(described: Manifest, plan: Path, folder: Path, notices: list[s
 def _twin(
     proto: ModelProto, source: Path, options: BuildOptions, folder: Path, notices: list[str]
 ) -> dict[str, Engine]:
-    """The engine of TensorRT's own layers: nothing fused, and nodes of our ops written as the standard ones they stand for."""
-    if any(node.domain not in onnx_model.STANDARD_DOMAINS for node in onnx_model.all_nodes(proto)):
-        add_bodies(proto)
-        standard = folder / "native.onnx"
-        onnx_model.save(functions.inline_local(proto), standard, source)
-        source = standard
     try:
-        built = build(source, folder / "native.plan", dataclasses.replace(options, fuse=False))
+        built = build_native(proto, source, options, folder)
     except ConvertError as error:
         notices.append(f"no native engine to compare with: {error.what}")
         return {}
     for plugin in built.manifest.plugins:
         notices.append(f"TensorRT has no layer of its own for {plugin.name}: the native engine holds that plugin too")
     return {NATIVE: load_engine(built.plan)}
+
+
+def build_native(proto: ModelProto, source: Path, options: BuildOptions, folder: Path) -> BuildResult:
+    """Build TensorRT's own layers of a model into `folder`: nothing is fused, and nodes of ours become what they stand for.
+
+    proto: the model as loaded from `source`; it may be changed.
+    """
+    if any(node.domain not in onnx_model.STANDARD_DOMAINS for node in onnx_model.all_nodes(proto)):
+        add_bodies(proto)
+        standard = folder / "native.onnx"
+        onnx_model.save(functions.inline_local(proto), standard, source)
+        source = standard
+    return build(source, folder / "native.plan", dataclasses.replace(options, fuse=False))

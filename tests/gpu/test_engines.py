@@ -212,12 +212,15 @@ def test_cuda_graph(speech: Path) -> None:
     for seed in range(3):
         feed = np.random.default_rng(seed).standard_normal((2, 1, 16000), dtype=np.float32)
         bound.write({"waveform": feed})
+        bound.execute()
+        (want,) = bound.read().values()
         for buffer in bound.outputs.values():
             gpu.clear(buffer.address, buffer.size, bound.stream)
         graph.launch()
         (got,) = bound.read().values()
-        (want,) = engine.run({"waveform": feed}).values()
         assert np.array_equal(got, want)
+        (alone,) = engine.run({"waveform": feed}).values()  # perhaps by another kernel of TensorRT's
+        assert difference(got, alone) <= 2e-3
 
 
 def test_graphs_of_two_shapes(speech: Path) -> None:
@@ -232,7 +235,7 @@ def test_graphs_of_two_shapes(speech: Path) -> None:
         bound.write({"waveform": feed})
         graph.launch()
         (got,) = bound.read().values()
-        assert np.array_equal(got, want)
+        assert difference(got, want) <= 2e-3
 
 
 def test_wrong_inputs_are_refused(speech: Path) -> None:
