@@ -271,7 +271,7 @@ def node_plan(op: type[Op], tested: Case, dtype: str, folder: Path) -> Path:
     first, *rest = tested.shapes[0]
     low, high = (min(1, first), *rest), (max(1, first), *rest)
     shapes = {op.inputs()[0]: Range(low, high, high)} if rest else {}
-    return build(path, folder / "node.plan", BuildOptions(fuse=False, shapes=shapes)).plan
+    return build(path, folder / "node.plan", BuildOptions(fuse="none", shapes=shapes)).plan
 
 
 # --- with a GPU ----------------------------------------------------------------------------------------------------

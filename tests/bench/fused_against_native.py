@@ -36,7 +36,7 @@ def engines(tested: Case, folder: Path) -> tuple[Engine, Engine]:
     add_bodies(model)
     (folder / "native.onnx").write_bytes(serialize(onnx.inliner.inline_local_functions(model)))
     plugin, native = (
-        load_engine(build(folder / f"{n}.onnx", None, BuildOptions(fuse=False)).plan) for n in ("plugin", "native")
+        load_engine(build(folder / f"{n}.onnx", None, BuildOptions(fuse="none")).plan) for n in ("plugin", "native")
     )
     return plugin, native
 
