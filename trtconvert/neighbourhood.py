@@ -141,10 +141,11 @@ class _Cutter:
         weights = self._add_inputs(graph, nodes)
         made = {name for i in nodes for name in self.view.nodes[i].output if name}
         graph.node.extend(self.view.nodes[i] for i in sorted(nodes | weights))
-        for index in sorted(nodes):
-            for name in self.view.nodes[index].output:
-                if name in made and self._is_read_outside(name, nodes):
-                    graph.output.append(_declared(name, self.view.info(name)))
+        for name in sorted(made):
+            if self._is_read_outside(name, nodes):
+                graph.output.append(_declared(name, self.view.info(name)))
+            elif (info := self.view.info(name)).dtype:  # for fusing: inference may not find it again
+                graph.value_info.append(helper.make_tensor_value_info(name, elem_type(info.dtype), info.shape))
         if not graph.output:
             raise ConvertError("nothing reads what it makes")
         whole = self.around.model
@@ -185,7 +186,7 @@ class _Cutter:
             return False
         if next(onnx_model.subgraphs(node), None) is not None or self.around.constants.issuperset(outputs):
             return False
-        return not all(self.around.known(name) is not None for name in outputs)
+        return not self._is_known(node)
 
     def _add_inputs(self, graph: GraphProto, nodes: Iterable[int]) -> set[int]:
         """Declare what the nodes read and do not make: weights and known shapes as initializers, computed weights with
@@ -211,7 +212,12 @@ class _Cutter:
         return weights
 
     def _is_read_outside(self, name: str, nodes: set[int]) -> bool:
-        return name in self.view.outputs or not nodes.issuperset(self.view.consumers.get(name, ()))
+        """Read for its numbers, that is: shapes are known without it."""
+        readers = (self.view.nodes[i] for i in self.view.consumers.get(name, ()) if i not in nodes)
+        return name in self.view.outputs or not all(map(self._is_known, readers))
+
+    def _is_known(self, node: NodeProto) -> bool:
+        return all(self.around.known(name) is not None for name in node.output if name)
 
 
 def _is_static(info: TensorInfo) -> bool:
@@ -249,7 +255,7 @@ def _signature(cut: ModelProto, fusion: Fusion) -> str:
     for node in graph.node:
         attributes = sorted((a.name, _attribute(a)) for a in node.attribute)
         parts.append((node.domain, node.op_type, attributes, number(node.input), number(node.output)))
-    parts.append(number(v.name for v in graph.output))
+    parts.append(sorted(number(v.name for v in graph.output)))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
