@@ -10,14 +10,14 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 from trtconvert.plugins.forms import biased_gelu, gelu, layer_norm
+from trtconvert.plugins.normalized import Normalized
 
 from trtconvert import kernels
-from trtconvert.launch import Dim, Launch, Size, Tensor, ceil_div, product
+from trtconvert.launch import Dim, Launch, Size, Tensor
 from trtconvert.op import Op, case
 from trtconvert.pattern import Attr, Builder, Expr
 
 _erf = np.frompyfunc(math.erf, 1, 1)
-VALUES = 32  # of a row that a thread keeps in registers
 
 
 class LayerNormGelu(Op):
@@ -111,42 +111,5 @@ class LayerNormGelu(Op):
             return np.asarray(0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))))
         return np.asarray(0.5 * z * (1 + _erf(z / math.sqrt(2)).astype(np.float64)))
 
-    def launch(self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor) -> Launch:
-        if self.axis == 1 and x.rank > 2:
-            return self._planes(x, scale, bias, y)
-        first = self.axis if self.axis < 0 else -1
-        channels, rows = product(x.shape[first:]), product(x.shape[:first])
-        group, known = _group(channels, (32, 128, 256, 512, 1024))
-        per_block = max(1, 128 // group)
-        return Launch(
-            "layer_norm_gelu_rows",
-            (ceil_div(rows, per_block), 1, 1),
-            (group * per_block, 1, 1),
-            (x, scale, bias, y, rows, channels, self.epsilon),
-            defines=self._defines(0, group, known),
-        )
-
-    def _planes(self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor) -> Launch:
-        channels, positions = x.shape[1], product(x.shape[2:])
-        group, known = _group(channels, (8, 16, 32))
-        return Launch(
-            "layer_norm_gelu_planes",
-            (x.shape[0] * ceil_div(positions, 32), 1, 1),
-            (32, group, 1),
-            (x, scale, bias, y, positions, channels, self.epsilon),
-            defines=self._defines(1, group, known),
-        )
-
-    def _defines(self, planes: int, group: int, channels: int) -> tuple[tuple[str, str], ...]:
-        approximate = "true" if self.approximate == "tanh" else "false"
-        values = {"PLANES": planes, "GROUP": group, "CHANNELS": channels, "TANH": approximate}
-        return tuple((name, str(value)) for name, value in values.items())
-
-
-def _group(channels: Size, groups: tuple[int, ...]) -> tuple[int, int]:
-    """Threads a row, and the channel count to compile in; 0 when it is unknown or no group holds a row in registers."""
-    if isinstance(channels, int):
-        for group in groups:
-            if channels <= group * VALUES:
-                return group, channels
-    return groups[-1], 0
+    def launch(self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor) -> Iterator[Launch]:
+        return Normalized(x, scale, bias, y, self.axis, self.epsilon, self.approximate).launches()

@@ -12,7 +12,7 @@ from typing import Any
 
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
-from trtconvert.kernels import read
+from trtconvert.kernels import headers
 
 CPP_TYPES = {
     "float32": "float",
@@ -43,12 +43,11 @@ def compile_kernel(
     Raises ConvertError with NVRTC's first message when the source does not compile.
     """
     macros = (*zip(("IO", "OUT"), (CPP_TYPES[dtype] for dtype in dtypes), strict=True), *defines)
-    common = read("common.cuh")
-    key = hashlib.sha256(repr((_nvrtc_version(), source, common, macros, arch)).encode()).hexdigest()
+    key = hashlib.sha256(repr((_nvrtc_version(), source, sorted(headers().items()), macros, arch)).encode()).hexdigest()
     path = cache_dir() / "kernels" / f"{key}.{'cubin' if arch.startswith('sm_') else 'ptx'}"
     with suppress(OSError):
         return path.read_bytes()
-    image = _compile(name, source, common, macros, arch)
+    image = _compile(name, source, macros, arch)
     with suppress(OSError, ConvertError):  # a cache that cannot be written is no reason to fail
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, image)
@@ -95,9 +94,10 @@ def include_dir() -> str:
     return str(found)
 
 
-def _compile(name: str, source: str, common: str, macros: tuple[tuple[str, str], ...], arch: str) -> bytes:
+def _compile(name: str, source: str, macros: tuple[tuple[str, str], ...], arch: str) -> bytes:
     nvrtc = _nvrtc()
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 1, [common.encode()], [b"common.cuh"])
+    names, texts = ([text.encode() for text in side] for side in zip(*headers().items(), strict=True))
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), len(names), texts, names)
     try:
         return _compile_program(nvrtc, program, name, macros, arch)
     finally:

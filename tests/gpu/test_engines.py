@@ -12,54 +12,13 @@ import numpy as np
 import onnx
 import pytest
 from cuda.core import Device
-from onnx import numpy_helper
 
 from tests.conftest import SAMPLES, Run
-from trtconvert import BuildOptions, ConvertError, backend, build, check, gpu, load_engine, registry, verify
+from tests.importable import importable
+from trtconvert import BuildOptions, ConvertError, build, check, gpu, load_engine, registry, verify
 from trtconvert.model import serialize
 from trtconvert.op import Case, Op, case
 from trtconvert.shapes import parse
-
-BACKEND = backend.select()
-# TensorRT-RTX 1.6 with the ONNX parser of 1.7 (the only mixture that runs plugins on compute capability 9.0) ends the
-# process at a 1-D convolution, plugins or not. There the same convolutions are given as 2-D ones of width 1.
-MIXED = BACKEND.is_rtx and BACKEND.version.startswith("1.6.")
-
-
-def importable(source: Path, folder: Path) -> Path:
-    """The model as it is, or with 1-D convolutions written as 2-D where the backend cannot import them."""
-    model = onnx.load(source)
-    flat = [n for n in model.graph.node if n.op_type == "Conv" and len(n.attribute) and _kernel_rank(n) == 1]
-    if not MIXED or not flat:
-        return source
-    weights = {t.name: t for t in model.graph.initializer}
-    for name, shape in (("to_2d", [0, 0, -1, 1]), ("to_1d", [0, 0, -1])):
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(shape, np.int64), name))
-    nodes = []
-    for node in model.graph.node:
-        if node not in flat:
-            nodes.append(node)
-            continue
-        weights[node.input[1]].dims.append(1)
-        for attribute in node.attribute:
-            if attribute.name in ("kernel_shape", "strides", "dilations"):
-                attribute.ints.append(1)
-            elif attribute.name == "pads":
-                attribute.ints[:] = [attribute.ints[0], 0, attribute.ints[1], 0]
-        x, y = node.input[0], node.output[0]
-        nodes.append(onnx.helper.make_node("Reshape", [x, "to_2d"], [f"{y}_in"], name=f"{node.name}_in"))
-        node.input[0], node.output[0] = f"{y}_in", f"{y}_out"
-        nodes += [node, onnx.helper.make_node("Reshape", [f"{y}_out", "to_1d"], [y], name=f"{node.name}_out")]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    path = folder / f"{source.stem}_2d.onnx"
-    onnx.save(model, path)
-    return path
-
-
-def _kernel_rank(node: onnx.NodeProto) -> int:
-    return next((len(a.ints) for a in node.attribute if a.name == "kernel_shape"), 0)
-
 
 OPS = [registry.find("FusedRelu"), registry.find("LayerNormGelu")]
 CASES = [
@@ -251,6 +210,40 @@ def test_wrong_inputs_are_refused(speech: Path) -> None:
             bound.write(feeds)
     with pytest.raises(ConvertError, match="outside the engine's profile"):
         engine.bind({"waveform": (1, 1, 10)})
+
+
+def test_failed_capture_leaves_the_stream_usable(speech: Path) -> None:
+    bound = load_engine(speech).bind({"waveform": (1, 1, 400)})
+    with pytest.raises(ZeroDivisionError):
+        gpu.capture(bound.stream, lambda: 1 // 0)
+    bound.capture().launch()
+    assert all(np.isfinite(array).all() for array in bound.read().values())
+
+
+def test_output_whose_shape_depends_on_the_data(tmp_path: Path) -> None:
+    """Read with the shape that it has, from none to all of the upper bound, by one binding; no CUDA graph."""
+    if registry.find("NonZero") is None:
+        pytest.skip("TensorRT-RTX has no op of its own whose output shape depends on the data")
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [7, 33])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, [2, None])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("NonZero", ["x"], ["y"])], "g", [x], [y])
+    path = tmp_path / "nonzero.onnx"
+    path.write_bytes(
+        serialize(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8))
+    )
+    engine = load_engine(build(path).plan)
+    bound = engine.bind({"x": (7, 33)})
+    with pytest.raises(ConvertError, match="nothing was executed yet"):
+        bound.read()
+    random = np.random.default_rng(0)
+    for share in (0.0, 0.5, 1.0, 0.1):
+        feed = (random.random((7, 33)) < share).astype(np.float32)
+        bound.write({"x": feed})
+        bound.execute()
+        for got in (bound.read()["y"], engine.run({"x": feed})["y"]):
+            assert np.array_equal(got, np.stack(np.nonzero(feed)))
+    with pytest.raises(ConvertError, match="depends on the data"):
+        bound.capture()
 
 
 def test_fresh_process_loads_the_plan(speech: Path) -> None:
