@@ -25,9 +25,7 @@ from trtconvert.rewrite import Fusion
 from trtconvert.shapes import Range
 
 DEPTH = 2  # nodes around the fusion on each path: what TensorRT would fuse with it, such as a MatMul and its bias
-_SMALL = (
-    64  # elements; the values of smaller constants, such as epsilons and axes, may matter for the choice of kernels
-)
+_SMALL = 8  # elements; constants that small are epsilons, axes and shapes, whose values count: larger ones are weights
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
 
 
