@@ -205,9 +205,9 @@ def test_no_row_at_all(table: Any, run: Run, tmp_path: Path) -> None:
     result = build(SPEECH, tmp_path / "e.plan", AHEAD)
     assert kept(result) == [True] * 3
     assert {c.how for c in result.choices} == {"unmeasured"}
-    assert "no measured ratio is known of it" in result.choices[0].reason
+    assert "has no row for it" in result.choices[0].reason
     table(row(0.1, 1000, kind="axis -1"))
-    assert "no ratio is known of it in float32 axis 1" in build(SPEECH, tmp_path / "e.plan", AHEAD).choices[0].reason
+    assert "has no row for it in float32 axis 1" in build(SPEECH, tmp_path / "e.plan", AHEAD).choices[0].reason
 
 
 def test_table_decides_by_size(table: Any, tmp_path: Path) -> None:

@@ -187,6 +187,9 @@ class Forced:
         return None
 
 
+_NO_ROW = "not measured here, and the table of measured ratios has no row for it"
+
+
 class Table:
     """Keeps what was faster elsewhere by the table of measured ratios, and what nothing is known of."""
 
@@ -201,7 +204,7 @@ class Table:
 
     def _one(self, fusion: Fusion) -> Choice:
         if all(row.op != fusion.op for row in self.rows):
-            return choice(fusion, None, True, "unmeasured", "not measured here, and no measured ratio is known of it")
+            return choice(fusion, None, True, "unmeasured", _NO_ROW)
         size = self.around.size(fusion)
         if size is None:
             return choice(fusion, None, True, "unmeasured", "not measured here, and its shape is unknown")
@@ -210,7 +213,7 @@ class Table:
         rows = [row for row in found if row is not None]
         if not rows:
             what = " ".join(filter(None, (size.dtype, kind)))
-            return choice(fusion, size, True, "unmeasured", f"not measured here, and no ratio is known of it in {what}")
+            return choice(fusion, size, True, "unmeasured", f"{_NO_ROW} in {what}")
         ratio = math.exp(sum(math.log(row.ratio) for row in rows) / len(rows))
         where = " and ".join(dict.fromkeys(f"{row.machine} with {_dims(row.shape)}" for row in rows))
         reason = f"not measured here; {ratio:.2f} times as fast as native on {where}"
