@@ -120,7 +120,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of a model with three plugin layers and two dynamic dimensions."""
     folder = tmp_path_factory.mktemp("speech")
     model = importable(SAMPLES / "wav2vec2_features_dynamic.onnx", folder)
-    result = build(model, folder / "speech.plan")
+    result = build(model, folder / "speech.plan", BuildOptions(fuse="all"))
     assert len(result.plugin_nodes) == 3
     return result.plan
 
@@ -292,7 +292,7 @@ except trtconvert.ConvertError as error:
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.onnx")), ids=lambda path: path.stem)
 def test_sample_models_against_onnxruntime(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = importable(sample, tmp_path)
-    result = verify(build(model, tmp_path / "engine.plan").plan)
+    result = verify(build(model, tmp_path / "engine.plan", BuildOptions(fuse="all")).plan)
     with capsys.disabled():
         for row in result.rows:
             if row.comparison.startswith("engine"):
@@ -308,7 +308,7 @@ def test_sample_models_against_onnxruntime(sample: Path, tmp_path: Path, capsys:
 
 def test_commands_on_a_gpu(run: Run, tmp_path: Path) -> None:
     plan = tmp_path / "sam.plan"
-    assert run("build", SAMPLES / "sam_upscaler.onnx", "-o", plan).returncode == 0
+    assert run("build", SAMPLES / "sam_upscaler.onnx", "-o", plan, "--fuse", "all").returncode == 0
     result = run("verify", plan)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "engine / source model" in result.stdout
