@@ -71,8 +71,8 @@ class Choice:
 
     output: of the fusion, after the path of its graph. dtype, shape: of its data at the opt shapes, as far as known. how:
     "forced", "neighbourhood" or "whole engine" (what was measured), "table", "unmeasured", or "needed": TensorRT alone cannot
-    build it. ratio: native time over plugin
-    time. native_us, plugin_us: medians of what was measured. machine: on which; empty if nothing was measured.
+    build it. ratio: native time over plugin time. native_us, plugin_us: medians of what was measured here. machine: on which
+    the numbers were measured, here or for the table.
     """
 
     op: str

@@ -145,10 +145,15 @@ def _bytes(text: str | None) -> int | None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar on stderr when that is a terminal."""
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr when that is a terminal; elsewhere a line where it takes long: when something is measured."""
     if not sys.stderr.isatty():
-        yield None
+
+        def say(phase: str, step: int, steps: int) -> None:
+            if step == 0 and phase.startswith("measuring"):
+                show.note(f"note: {phase}, {steps} to do" if steps > 1 else f"note: {phase}")
+
+        yield say
         return
     from rich.console import Console
     from rich.progress import Progress
