@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from onnx import ModelProto
 from trtconvert import gpu, reference
 from trtconvert import model as onnx_model
 from trtconvert.bodies import add_bodies
-from trtconvert.choose import Choice, Whole, choice, pays
+from trtconvert.choose import MARGIN, Choice, Whole, choice, pays
 from trtconvert.engine import Engine
 from trtconvert.errors import ConvertError, NoUsableGpuError
 from trtconvert.fuse import FuseResult, fuse_model
@@ -31,9 +31,6 @@ PLUGINS, NATIVE = "plugins", "native"
 RUNS, ROUNDS = 210, 7  # of each engine; the median over all rounds counts
 ERROR_FACTOR, ERROR_SLACK = 2.0, 1e-6  # the plugins' error may be this many times native's, and this much more
 _MOST_EVALUATED = 1 << 24  # elements of all tensors, up to which ONNX's reference evaluator is fast enough to wait for
-
-
-_FAULTS = (ConvertError, RuntimeError, ValueError)  # of a trial; onnx raises the latter two
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,8 @@ class Trials:
         ratio = outcome.native_us / outcome.plugin_us
         what = "with its neighbours" if outcome.how == "neighbourhood" else "in the whole engine"
         graph = "" if outcome.graph else ", without a CUDA graph"
-        reason = f"{outcome.plugin_us:.1f} us {what}, native {outcome.native_us:.1f} us{graph}"
+        noise = "" if ratio <= 1 or pays(ratio) else f", a gain within {MARGIN:.0%} is none"
+        reason = f"{outcome.plugin_us:.1f} us {what}, native {outcome.native_us:.1f} us{graph}{noise}"
         return dataclasses.replace(
             choice(fusion, size, pays(ratio), outcome.how, reason),
             ratio=ratio,
@@ -93,36 +91,40 @@ class Trials:
         )
 
     def _outcome(self, fusion: Fusion, fused: FuseResult) -> _Outcome:
+        """In its neighbourhood; where that cannot be, all fusions of this kind and size at once, in the whole engine."""
         try:
             cut = self.around.cut(fusion, fused, self.ops)
-            if cut.signature not in self._outcomes:
-                self._outcomes[cut.signature] = self._in_neighbourhood(cut)
-            return self._outcomes[cut.signature]
-        except NoUsableGpuError:
-            raise
-        except _FAULTS as error:
-            return self._toggled(fusion, fused, _what(error))
+        except Exception as error:  # noqa: BLE001  # ONNX raises of many types; a trial that fails is no failed build
+            reason = _what(error)
+        else:
+            outcome = self._attempt(cut.signature, lambda: self._in_neighbourhood(cut))
+            if outcome.how != "unmeasured":
+                return outcome
+            reason = outcome.fault
+        keys = tuple(f.key for f in fused.fusions if self._group(f) == self._group(fusion))
+        outcome = self._attempt(keys, lambda: self._in_whole(keys))
+        return dataclasses.replace(outcome, fault=outcome.fault and f"{reason}; in the whole engine: {outcome.fault}")
+
+    def _attempt(self, key: Any, trial: Callable[[], _Outcome]) -> _Outcome:
+        """The trial's outcome, or that of the same trial before."""
+        if key not in self._outcomes:
+            try:
+                self._outcomes[key] = trial()
+            except NoUsableGpuError:
+                raise
+            except Exception as error:  # noqa: BLE001  # CUDA, too, raises of many types
+                self._outcomes[key] = _Outcome("unmeasured", fault=_what(error))
+        return self._outcomes[key]
 
     def _in_neighbourhood(self, cut: Cut) -> _Outcome:
         plugins = self.runnable.make(cut.fused)
         try:
             native = self.runnable.make(cut.native)
         except ConvertError as error:
+            if isinstance(self.native(), Made):
+                raise
             return _Outcome("needed", fault=error.what)
         return self._timed("neighbourhood", {PLUGINS: plugins, NATIVE: native}, cut.native, Profile({}))
-
-    def _toggled(self, fusion: Fusion, fused: FuseResult, reason: str) -> _Outcome:
-        """All fusions of this kind and size at once, in the whole engine."""
-        group = [f for f in fused.fusions if self._group(f) == self._group(fusion)]
-        key = tuple(f.key for f in group)
-        if key not in self._outcomes:
-            try:
-                self._outcomes[key] = self._in_whole(key)
-            except NoUsableGpuError:
-                raise
-            except _FAULTS as error:
-                self._outcomes[key] = _Outcome("unmeasured", fault=f"{reason}; nor in the whole engine: {_what(error)}")
-        return self._outcomes[key]
 
     def _in_whole(self, keys: Sequence[tuple[str, str]]) -> _Outcome:
         native = self.native()
@@ -176,7 +178,7 @@ class Trials:
             whole = self._compared({PLUGINS: plugins, NATIVE: native})
         except NoUsableGpuError:
             raise
-        except _FAULTS as error:
+        except Exception as error:  # noqa: BLE001  # as in the trials
             whole = Whole(False, f"the engine with plugins could not be measured: {_what(error)}", self.machine)
         self.progress("measuring the engine", 1, 1)
         winner = plugins if whole.kept else native
@@ -191,7 +193,7 @@ class Trials:
             return dataclasses.replace(measured, kept=False, reason=reason)
         try:
             expected = self._expected(feeds)
-        except _FAULTS as error:
+        except Exception as error:  # noqa: BLE001  # onnxruntime's have no common base of their own
             return dataclasses.replace(measured, reason=f"its accuracy was not checked: {_what(error)}")
         outputs = {name: engine.run(feeds) for name, engine in engines.items()}
         errors = {
@@ -236,4 +238,6 @@ def relative_l2(got: NDArray[Any], expected: NDArray[Any]) -> float:
 
 
 def _what(error: Exception) -> str:
-    return error.what if isinstance(error, ConvertError) else next(iter(str(error).splitlines()), type(error).__name__)
+    if isinstance(error, ConvertError):
+        return error.what
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
