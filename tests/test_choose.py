@@ -320,6 +320,37 @@ def test_what_is_left_native_makes_room(keeps: str, asked: list[str]) -> None:
     assert (model.SerializeToString() == before) == (not keeps)
 
 
+class Both(First):
+    """y = relu(relu(x))."""
+
+    pattern = "both"
+
+    def patterns(self, op: Any, x: Any) -> Any:
+        yield op.Relu(op.Relu(x))
+
+
+class NotTheLast(Only):
+    """Keeps all but First at b."""
+
+    def judge(self, _fused: FuseResult, new: Sequence[Fusion]) -> list[Choice]:
+        return [choice(f, None, f.key != ("First", "b"), "table", "") for f in new]
+
+
+def test_choices_say_what_was_made() -> None:
+    """First at b goes; where Both takes its place, it takes the node of First at a, too, which had been kept."""
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 8]) for n in "xb"]
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    source = onnx_model.copy(model)
+    chosen = choose(model, Path(), [First, Both], NotTheLast(""))
+    kept_keys = {c.key for c in chosen.choices if c.kept}
+    assert kept_keys == {f.key for f in chosen.fusions}
+    assert len(kept_keys) == 1
+    fuse_model(source, Path(), [First, Both], lambda key: key in kept_keys)
+    assert source == model, "verify makes the same fusions from what the manifest says"
+
+
 # --- trials, with real engines and a clock that is set by hand -----------------------------------------------------
 
 CARD = Gpu("card", "sm_86", (13, 0))

@@ -164,7 +164,9 @@ def choose(model: ModelProto, folder: Path, ops: Sequence[type[Op]], judge: Judg
         return Chosen([], near_misses, [_reverted(c, whole.reason) for c in choices.values()], whole, made)
     if fused.fusions:
         model.CopyFrom(fused.model)
-    return Chosen(fused.fusions, near_misses, list(choices.values()), whole, made)
+    there = {fusion.key for fusion in fused.fusions}
+    final = [c if c.key in there else _reverted(c, "another fusion took its place") for c in choices.values()]
+    return Chosen(fused.fusions, near_misses, final, whole, made)
 
 
 def _reverted(made: Choice, reason: str) -> Choice:
