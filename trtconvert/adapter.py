@@ -19,7 +19,7 @@ from trtconvert import gpu, launch
 from trtconvert.backend import Backend
 from trtconvert.compiled import Compiled, compile_op
 from trtconvert.errors import ConvertError
-from trtconvert.launch import Dim, Size, Tensor
+from trtconvert.launch import Counted, Dim, Size, Tensor
 from trtconvert.op import Op
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -175,10 +175,16 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
                 return builder.operation(getattr(trt.DimensionOperation, names[operator]), a, b)
 
             results = []
-            for output in self._op.outputs(*self._inputs(shapes)):
+            outputs = self._op.outputs(*self._inputs(shapes))
+            count = len(self._op.results(*self._inputs(shapes)))  # the next size tensor: they lie behind the results
+            for output in outputs:
                 dims = trt.DimsExprs(output.rank)
                 for axis, size in enumerate(output.shape):
                     dims[axis] = launch.fold(size, builder.constant, lambda i, a: inputs[i][a], apply)
+                    if isinstance(size, Counted):
+                        half = apply("^", dims[axis], builder.constant(2))  # what kernels are tuned for
+                        dims[axis] = builder.declare_size_tensor(count, half, dims[axis])
+                        count += 1
                 results.append(dims)
             return results
 

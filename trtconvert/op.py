@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from trtconvert.errors import ConvertError
-from trtconvert.launch import Launch, Launches, Tensor
+from trtconvert.launch import Counted, Launch, Launches, Tensor
 
 if typing.TYPE_CHECKING:
     from trtconvert.pattern import Builder, Expr
@@ -105,7 +105,7 @@ class Op:
         return None
 
     def output(self, *inputs: Any, **_: Any) -> Tensor | tuple[Tensor, ...]:
-        """Dtype and shape of each output."""
+        """Dtype and shape of each output; a dimension that the kernel finds out is Counted."""
         raise NotImplementedError
 
     def reference(self, *inputs: Any, **_: Any) -> Any:
@@ -113,7 +113,8 @@ class Op:
         raise NotImplementedError
 
     def launch(self, *tensors: Any, **_: Any) -> Launch | Launches | Iterator[Launch | Launches]:
-        """The kernel launch for these inputs, then outputs; a tuple of launches runs in that order.
+        """The kernel launch for these inputs, outputs, and an int64 scalar for each Counted dimension; a tuple of launches
+        runs in that order.
 
         Where several ways may be fastest, yield them: the first is taken when building ahead of time, so it states the
         rule; on the GPU that the engine is built for, the others are the plugin's tactics, and TensorRT times them all.
@@ -126,8 +127,13 @@ class Op:
         ways = [result] if isinstance(result, Launch | tuple) else list(result)
         return [(way,) if isinstance(way, Launch) else way for way in ways]
 
-    def outputs(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """`output`, always as a tuple, each tensor with its pointer slot."""
+    def results(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """`output`, always as a tuple."""
         result = self.output(*inputs)
-        tensors = result if isinstance(result, tuple) else (result,)
-        return tuple(Tensor(t.dtype, t.shape, f"out {i}") for i, t in enumerate(tensors))
+        return result if isinstance(result, tuple) else (result,)
+
+    def outputs(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """What the kernel writes, each with its pointer slot: `results`, then a scalar for each Counted dimension."""
+        results = self.results(*inputs)
+        counts = [Tensor("int64", ()) for t in results for size in t.shape if isinstance(size, Counted)]
+        return tuple(Tensor(t.dtype, t.shape, f"out {i}") for i, t in enumerate((*results, *counts)))

@@ -146,6 +146,8 @@ def _nodes(model: ModelProto, folder: Path, backend: str) -> list[NodeReport]:
 def _standard(node: NodeProto, opset: int, known: Callable[[str], bool], backend: Backend) -> tuple[str, str]:
     if known(node.op_type):
         return "native", ""
+    if registry.find(node.op_type):
+        return _plugin(node)
     if has_body(node.op_type, opset):
         return "expanded", f"{backend.title} has no importer for it: the function that ONNX defines for it is imported"
     missing = f"{backend.title} has no importer for it: rewrite it in the exporter, or give a plugin of that name"
