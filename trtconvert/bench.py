@@ -202,4 +202,4 @@ def build_native(proto: ModelProto, source: Path, options: BuildOptions, folder:
         standard = folder / "native.onnx"
         onnx_model.save(functions.inline_local(proto), standard, source)
         source = standard
-    return build(source, folder / "native.plan", dataclasses.replace(options, fuse=False))
+    return build(source, folder / "native.plan", dataclasses.replace(options, fuse="none"))

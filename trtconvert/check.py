@@ -282,7 +282,7 @@ def node_plan(op: type[Op], tested: Case, dtype: str, folder: Path) -> Path:
     low, high = (min(1, first), *rest), (max(1, first), *rest)
     shapes = {op.inputs()[0]: Range(low, high, high)} if rest else {}
     targets = () if gpu.current() is not None else RTX_TARGETS[-1:]  # one will do: nothing is run
-    return build(path, folder / "node.plan", BuildOptions(fuse=False, shapes=shapes, targets=targets)).plan
+    return build(path, folder / "node.plan", BuildOptions(fuse="none", shapes=shapes, targets=targets)).plan
 
 
 # --- with a GPU ----------------------------------------------------------------------------------------------------

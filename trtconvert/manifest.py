@@ -15,7 +15,7 @@ from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
 from trtconvert.graph import describe
 
-SCHEMA = 1
+SCHEMA = 2  # 2: fusions are chosen; an older reader would fuse those left native as well
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,9 @@ class Manifest:
     plugin_files: list[str]
     precision: str
     options: dict[str, Any] = field(default_factory=dict)
+    fuse: str = ""  # as --fuse said it
+    choices: list[dict[str, Any]] = field(default_factory=list)  # choose.Choice of each fusion
+    whole_engine: dict[str, Any] = field(default_factory=dict)  # choose.Whole, if it was measured
     verifications: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA
 

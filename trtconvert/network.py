@@ -12,29 +12,31 @@ from onnx import ModelProto
 
 from trtconvert import adapter, gpu, shapes
 from trtconvert import model as onnx_model
-from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger
+from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger, supports
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
-from trtconvert.lower import PluginNode
+from trtconvert.lower import Lowered, PluginNode, lower
 from trtconvert.manifest import IO, model_io
 
 if TYPE_CHECKING:
     from trtconvert.backend import types
 
 Progress = Callable[[str, int, int], None]
+_STATIC = shapes.Profile({})
 
 
 @dataclass(frozen=True)
 class BuildOptions:
     """What `trtconvert build` can be told.
 
-    shapes: input name to shapes.Range. targets: "sm_86", ..., or "all", or "current"; none given means the GPU here if
-    there is one, else all. workspace: bytes. refit, strip_weights, version_compatible, hardware_compatible and
-    timing_cache are TensorRT's builder options of those names; one that the backend lacks is refused.
+    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. targets:
+    "sm_86", ..., or "all", or "current"; none given means the GPU here if there is one, else all. workspace: bytes. refit,
+    strip_weights, version_compatible, hardware_compatible and timing_cache are TensorRT's builder options of those names;
+    one that the backend lacks is refused.
     """
 
     patterns: tuple[str, ...] = ()
-    fuse: bool = True
+    fuse: str = "auto"
     plugins: tuple[Path, ...] = ()
     shapes: Mapping[str, shapes.Range] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
@@ -47,6 +49,32 @@ class BuildOptions:
     version_compatible: bool = False
     hardware_compatible: bool = False
     verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model as an engine: how it was lowered, the network's inputs and outputs, the plan."""
+
+    lowered: Lowered
+    inputs: list[IO]
+    outputs: list[IO]
+    plan: bytes
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes engines of models with the same options. source: the file whose folder holds the models' external data."""
+
+    backend: Backend
+    options: BuildOptions
+    source: Path
+    targets: tuple[str, ...]
+
+    def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
+        """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
+        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed)
+        network = Network(self.backend, self.options, lowered.model, self.source, lowered.plugin_nodes, self.targets)
+        return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
 
 
 def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:

@@ -134,7 +134,9 @@ def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, 
     fused.CopyFrom(original)
     notices = []
     if described.patterns:
-        fuse_model(fused, source.parent, registry.by_pattern(tuple(described.patterns)))
+        kept = {(choice["op"], choice["output"]) for choice in described.choices if choice["kept"]}
+        ops = registry.by_pattern(tuple(described.patterns))
+        fuse_model(fused, source.parent, ops, lambda key: not described.choices or key in kept)
     if onnx_model.sha256(onnx_model.serialize(fused), fused, source.parent) != described.fused_sha256:
         notices.append(f"this trtconvert fuses the model differently from {described.tool}, which built the plan")
     for model in (original, fused):

@@ -10,35 +10,22 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import onnx
-
+from tests.bench.ratios import models
 from trtconvert import BuildOptions, build, check, gpu, load_engine, registry
 from trtconvert.backend import select
-from trtconvert.bodies import add_bodies
 from trtconvert.engine import Engine
-from trtconvert.model import serialize
 from trtconvert.op import Case, case
 from trtconvert.timing import measure
 
 SHAPES = (((197, 768), -1), ((8192, 1024), -1), ((65536, 2048), -1), ((16, 512, 3999), 1), ((4, 256, 256, 256), 1))
 
 
-def engines(tested: Case, folder: Path) -> tuple[Engine, Engine]:
+def engines(tested: Case, folder: Path) -> dict[str, Engine]:
     """The node as a plugin, and as the standard ops of its function body, both with static shapes."""
     op = registry.find("LayerNormGelu")
     assert op is not None
-    model = check.node_model(op, tested, "float16")
-    for value in (*model.graph.input, *model.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_value = tested.shapes[0][0]
-    (folder / "plugin.onnx").write_bytes(serialize(model))
-    add_bodies(model)
-    (folder / "native.onnx").write_bytes(serialize(onnx.inliner.inline_local_functions(model)))
-    plugin, native = (
-        load_engine(build(folder / f"{n}.onnx", None, BuildOptions(fuse=False)).plan) for n in ("plugin", "native")
-    )
-    return plugin, native
+    _, paths = models(op, tested, "float16", folder)
+    return {name: load_engine(build(path, None, BuildOptions(fuse="none")).plan) for name, path in paths.items()}
 
 
 def main() -> None:
@@ -48,7 +35,7 @@ def main() -> None:
         tested = case(shape, (shape[axis],), (shape[axis],), axis=axis)
         feeds = dict(zip(("x", "scale", "bias"), check.random_inputs(tested, "float16"), strict=True))
         with tempfile.TemporaryDirectory() as folder:
-            pair = dict(zip(("plugin", "native"), engines(tested, Path(folder)), strict=True))
+            pair = engines(tested, Path(folder))
             figures = [
                 f"{name} {timing.median_us:.1f} us"
                 for graph in (True, False)

@@ -21,7 +21,8 @@ from trtconvert.shapes import parse
 
 @pytest.fixture(scope="module")
 def sam(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(SAMPLES / "sam_upscaler.onnx", tmp_path_factory.mktemp("sam") / "sam.plan").plan
+    options = BuildOptions(fuse="all")
+    return build(SAMPLES / "sam_upscaler.onnx", tmp_path_factory.mktemp("sam") / "sam.plan", options).plan
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_wrong_inputs(sam: Path) -> None:
 
 
 def test_bench_of_a_model() -> None:
-    result = bench(SAMPLES / "sam_upscaler.onnx", runs=20, by_layer=True)
+    result = bench(SAMPLES / "sam_upscaler.onnx", BuildOptions(fuse="all"), runs=20, by_layer=True)
     assert [(row.engine, row.timing.graph) for row in result.rows] == [
         (PLUGINS, True),
         (NATIVE, True),
@@ -98,7 +99,7 @@ def test_bench_of_a_fused_node(tmp_path: Path) -> None:
     assert op is not None
     path = tmp_path / "node.onnx"
     path.write_bytes(serialize(check.node_model(op, case((8, 1024), (1024,), (1024,)), "float16")))
-    options = BuildOptions(shapes=parse(["x=1x1024,8x1024,64x1024"]))
+    options = BuildOptions(fuse="all", shapes=parse(["x=1x1024,8x1024,64x1024"]))
     result = bench(path, options, graphs=(True,), runs=20)
     assert [row.engine for row in result.rows] == [PLUGINS, NATIVE] * 3
     assert not any("plugin too" in notice for notice in result.notices)
@@ -118,7 +119,7 @@ def test_bench_of_a_plan(sam: Path, tmp_path: Path) -> None:
 
 
 def test_shapes_of_a_plan(tmp_path: Path) -> None:
-    plan = build(SAMPLES / "keras_ln_gelu.onnx", tmp_path / "keras.plan").plan
+    plan = build(SAMPLES / "keras_ln_gelu.onnx", tmp_path / "keras.plan", BuildOptions(fuse="all")).plan
     (name,) = load_engine(plan).inputs
     result = bench(plan, BuildOptions(shapes=parse([f"{name.name}=3x16x64"])), graphs=(True,), runs=20)
     assert {row.shapes for row in result.rows} == {"3x16x64"}
@@ -139,6 +140,8 @@ def test_command(run: Run, sam: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "speed-up" in result.stdout
     assert "layer (plugins, 1x64x16x16)" in result.stdout
-    data = json.loads(run("bench", SAMPLES / "sam_upscaler.onnx", "--runs", 20, "--no-graph", "--json").stdout)
+    data = json.loads(
+        run("bench", SAMPLES / "sam_upscaler.onnx", "--fuse", "all", "--runs", 20, "--no-graph", "--json").stdout
+    )
     assert [row["engine"] for row in data["rows"]] == [PLUGINS, NATIVE]
     assert data["rows"][0]["timing"]["runs"] == 20

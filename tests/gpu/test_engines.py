@@ -53,7 +53,7 @@ def test_dynamic_shapes(axis: int, dtype: str, tmp_path: Path) -> None:
     path.write_bytes(serialize(model))
     high = "8x48x64" if axis == -1 else "8x48x900"
     shapes = parse([f"x=1x48x64,4x48x64,{high}"] if axis == -1 else [f"x=1x48x1,4x48x64,{high}"])
-    engine = load_engine(build(path, tmp_path / "node.plan", BuildOptions(fuse=False, shapes=shapes)).plan)
+    engine = load_engine(build(path, tmp_path / "node.plan", BuildOptions(fuse="none", shapes=shapes)).plan)
     made = check.instance(op, tested)
     for shape in (
         (1, 48, 64),
@@ -73,7 +73,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of a model with three plugin layers and two dynamic dimensions."""
     folder = tmp_path_factory.mktemp("speech")
     model = importable(SAMPLES / "wav2vec2_features_dynamic.onnx", folder)
-    result = build(model, folder / "speech.plan")
+    result = build(model, folder / "speech.plan", BuildOptions(fuse="all"))
     assert len(result.plugin_nodes) == 3
     return result.plan
 
@@ -253,7 +253,7 @@ except trtconvert.ConvertError as error:
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.onnx")), ids=lambda path: path.stem)
 def test_sample_models_against_onnxruntime(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = importable(sample, tmp_path)
-    result = verify(build(model, tmp_path / "engine.plan").plan)
+    result = verify(build(model, tmp_path / "engine.plan", BuildOptions(fuse="all")).plan)
     with capsys.disabled():
         for row in result.rows:
             if row.comparison.startswith("engine"):
@@ -269,7 +269,7 @@ def test_sample_models_against_onnxruntime(sample: Path, tmp_path: Path, capsys:
 
 def test_commands_on_a_gpu(run: Run, tmp_path: Path) -> None:
     plan = tmp_path / "sam.plan"
-    assert run("build", SAMPLES / "sam_upscaler.onnx", "-o", plan).returncode == 0
+    assert run("build", SAMPLES / "sam_upscaler.onnx", "-o", plan, "--fuse", "all").returncode == 0
     result = run("verify", plan)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "engine / source model" in result.stdout

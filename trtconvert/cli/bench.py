@@ -26,6 +26,13 @@ LAYERS_SHOWN = 12
     metavar="NAME=MIN,OPT,MAX",
     help="Shapes to build for and to time, or for a plan to time. Repeatable.",
 )
+@click.option(
+    "--fuse",
+    default="auto",
+    show_default=True,
+    metavar="auto|all|NAME,...",
+    help="What to fuse in MODEL, as for build.",
+)
 @click.option("--graph/--no-graph", default=None, help="Only with a CUDA graph, or only without. Default: both.")
 @click.option("--runs", type=click.IntRange(1), default=200, show_default=True, help="Measurements of each engine.")
 @click.option("--layers", is_flag=True, help="Show the time of each layer.")
@@ -38,6 +45,7 @@ LAYERS_SHOWN = 12
 def command(
     source: Path,
     shapes: tuple[str, ...],
+    fuse: str,
     graph: bool | None,
     runs: int,
     layers: bool,
@@ -59,7 +67,7 @@ def command(
     from trtconvert.network import BuildOptions
     from trtconvert.shapes import parse
 
-    options = BuildOptions(shapes=parse(shapes), plugins=plugins, backend=backend)
+    options = BuildOptions(fuse=fuse, shapes=parse(shapes), plugins=plugins, backend=backend)
     graphs = (True, False) if graph is None else (graph,)
     result = bench(source, options, graphs, runs, by_layer=layers, seed=seed)
     for notice in result.notices:
