@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,8 +10,10 @@ from trtconvert.launch import Launch, Size, Tensor, ceil_div, product
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 ACTIVATIONS = {"": 0, "none": 1, "tanh": 2}  # of layer_norm.cuh, by the attribute `approximate` of Gelu; "": no GELU
-VALUES = 32  # of a row or of a position's channels that a thread keeps in registers
-FULL = 2048  # groups of threads that keep a large GPU busy: with fewer, a row is shared by more threads
+ACCESS = 16  # bytes of one access
+LINE = 128  # bytes of a cache line
+VALUES = 32  # of a row that a thread keeps in registers
+BLOCKS = 264  # two for each multiprocessor of a large GPU: fewer leave it idle
 
 
 @dataclass(frozen=True)
@@ -37,46 +40,48 @@ class Normalized:
         return Launch(kernel, (grid, 1, 1), (threads, 1, 1), args, defines=named)
 
     def _rows(self) -> Iterator[Launch]:
+        """A warp a row, or as many as keep it in registers; more where there are few rows, so that each is read at once."""
         first = self.axis if self.axis < 0 else -1
         channels, rows = product(self.x.shape[first:]), product(self.x.shape[:first])
-        width = 16 // BYTES[self.x.dtype]
+        width = _width(channels, self.x.dtype)
         known = channels if isinstance(channels, int) and channels <= 1024 * VALUES else 0
         groups = [g for g in (32, 64, 128, 256, 512, 1024) if known and g * VALUES >= known] or [1024]
-        few = isinstance(rows, int) and rows * (groups[0] // 32) < FULL
-        if few:  # one access a thread, so that the row is there at once
-            groups = [g for g in groups if g * width < 2 * known] or groups
-            groups.reverse()
-        for group in groups[:3]:
+        if isinstance(rows, int) and rows * groups[0] < BLOCKS * 256:
+            groups = [g for g in groups if g * width < 2 * known][::-1] or groups
+        for group in groups[:2]:
             per_block = max(1, 128 // group)
-            grid = ceil_div(rows, per_block)
-            threads = group * per_block
-            yield self._launch(
-                "layer_norm_rows", grid, threads, (rows, channels), PLANES=0, GROUP=group, CHANNELS=known
-            )
+            grid, threads = ceil_div(rows, per_block), group * per_block
+            defines = {"PLANES": 0, "GROUP": group, "WIDTH": width, "CHANNELS": known}
+            yield self._launch("layer_norm_rows", grid, threads, (rows, channels), **defines)
 
     def _planes(self) -> Iterator[Launch]:
+        """Blocks that take a cache line of positions, each thread 8 to 32 of the channels of some; two blocks of 512 threads
+        or four of 256 share a multiprocessor. Measured on an H200."""
         channels, positions, batch = self.x.shape[1], product(self.x.shape[2:]), self.x.shape[0]
-        for lanes, width, group in self._tiles(channels, positions, batch):
-            known = channels if isinstance(channels, int) and channels * width <= group * 2 * VALUES else 0
+        width = _width(positions, self.x.dtype)
+        lanes = min(32, LINE // BYTES[self.x.dtype] // width)
+        group, known, most = 32 // lanes, 0, 1024
+        if isinstance(channels, int):
+            while group * lanes < channels:  # 8 channels a thread at full width
+                group *= 2
+            if width == 1 and channels & (channels - 1):  # many accesses, unevenly shared, take more registers
+                most = 512
+            while group * lanes > most and lanes > 2:
+                lanes //= 2
+            group = min(group, most // lanes)
+            known = channels if channels <= group * min(32, LINE // BYTES[self.x.dtype] // width) else 0
+        lanes = max(lanes, 128 // group)
+        if isinstance(batch, int) and isinstance(positions, int):
+            while width > 1 and batch * ceil_div(positions, lanes * width) < BLOCKS:
+                width //= 2
+        tile = {"LANES": lanes, "WIDTH": width, "GROUP": group}
+        for resident in dict.fromkeys((most, 512)):
+            defines = {"PLANES": 1, **tile, "RESIDENT": max(resident, lanes * group), "CHANNELS": known}
             grid = batch * ceil_div(positions, lanes * width)
-            defines = {"PLANES": 1, "LANES": lanes, "WIDTH": width, "GROUP": group, "CHANNELS": known}
             yield self._launch("layer_norm_planes", grid, lanes * group, (positions, channels), **defines)
 
-    def _tiles(self, channels: Size, positions: Size, batch: Size) -> Iterator[tuple[int, int, int]]:
-        """Lanes along the positions, positions a lane, and threads that share a position's channels."""
-        full = 16 // BYTES[self.x.dtype]
-        for lanes, width, each in (
-            (8, full, 8),
-            (16, full, 8),
-            (8, full // 2, 8),
-            (32, 2, 16),
-            (32, 1, 32),
-            (16, 2, 16),
-        ):
-            if not isinstance(channels, int):
-                yield lanes, width, 32
-                continue
-            group = 32 // min(lanes, 32)
-            while group * each < channels and group * lanes < 1024:
-                group *= 2
-            yield max(lanes, 128 // group), width, group
+
+def _width(size: Size, dtype: str) -> int:
+    """Elements of one access: as many as ACCESS bytes hold, if lines of `size` elements start where such accesses may."""
+    width = ACCESS // BYTES[dtype]
+    return math.gcd(width, size) if isinstance(size, int) else width
