@@ -64,7 +64,8 @@ class Normalized:
         if isinstance(channels, int):
             while group * lanes < channels:  # 8 channels a thread at full width
                 group *= 2
-            if width == 1 and channels & (channels - 1):  # many accesses, unevenly shared, take more registers
+            # Channels that are shared unevenly take more registers than 1024 threads have.
+            if channels & (channels - 1) if width == 1 else channels % group and group * lanes > 512:
                 most = 512
             while group * lanes > most and lanes > 2:
                 lanes //= 2
