@@ -25,7 +25,7 @@ from tests.bench.child import Child
 from trtconvert import BuildOptions, build, check, gpu, load_engine, measured, registry
 from trtconvert.backend import select
 from trtconvert.bodies import add_bodies
-from trtconvert.model import dtype_name, numpy_dtype, serialize
+from trtconvert.model import dtype_name, elem_type, numpy_dtype, serialize
 from trtconvert.op import Case, Op
 from trtconvert.timing import measure
 
@@ -67,7 +67,7 @@ def stretched(tested: Case, shape: tuple[int, ...], axis: int) -> Case:
 def cases(op: type[Op]) -> Iterator[list[Case]]:
     """What to measure: for each kind of use and each shape the op's own cases stretched to it; the first that works serves."""
     found: dict[tuple[str, int, int], list[Case]] = {}
-    for tested in op.cases:
+    for tested in op.cases if op.pattern else ():
         axis, rank = channel_axis(tested), len(tested.shapes[0])
         attributes = op().values() | dict(tested.attributes)
         if axis is not None and (axis, rank) in SHAPES and attributes.get("axis", axis) in (-1, 1):
@@ -85,18 +85,46 @@ def _plain(tested: Case) -> int:
 
 def models(op: type[Op], tested: Case, dtype: str, folder: Path) -> tuple[onnx.ModelProto, dict[str, Path]]:
     """The node as it is, which becomes a plugin, and its body in standard ops, both with static shapes."""
-    model = check.node_model(op, tested, dtype)
+    model = static(check.node_model(op, tested, dtype), tested)
+    paths = {name: folder / f"{name}.onnx" for name in ("plugin", "native")}
+    paths["plugin"].write_bytes(serialize(model))
+    wide = (
+        "float32" if dtype in ("float16", "bfloat16") else dtype
+    )  # bodies of 16-bit nodes compute in float32; exporters' do not
+    standard = static(check.node_model(op, tested, wide), tested)
+    add_bodies(standard)
+    native = onnx.inliner.inline_local_functions(standard)
+    retype(native, dtype)
+    paths["native"].write_bytes(serialize(native))
+    return model, paths
+
+
+def static(model: onnx.ModelProto, tested: Case) -> onnx.ModelProto:
+    """The model with the case's first dimension."""
     for value in (*model.graph.input, *model.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.dim_value = tested.shapes[0][0]
-    paths = {name: folder / f"{name}.onnx" for name in ("plugin", "native")}
-    paths["plugin"].write_bytes(serialize(model))
-    standard = onnx.ModelProto()
-    standard.CopyFrom(model)
-    add_bodies(standard)
-    paths["native"].write_bytes(serialize(onnx.inliner.inline_local_functions(standard)))
-    return model, paths
+    return model
+
+
+def retype(model: onnx.ModelProto, dtype: str) -> None:
+    """Make float32 tensors and constants of that dtype, in place."""
+    if dtype not in ("float16", "bfloat16"):
+        return
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = elem_type(dtype)
+    for node in model.graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.name == "value_float":
+                value = np.asarray(attribute.f)
+            elif attribute.name == "value" and attribute.t.data_type == onnx.TensorProto.FLOAT:
+                value = onnx.numpy_helper.to_array(attribute.t)
+            else:
+                continue
+            tensor = onnx.numpy_helper.from_array(value.astype(numpy_dtype(dtype)))
+            attribute.CopyFrom(onnx.helper.make_attribute("value", tensor))
 
 
 def numbers(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
