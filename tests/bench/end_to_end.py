@@ -2,8 +2,8 @@
 
     python -m tests.bench.end_to_end [--only NAME] [--batches 1,8] [--folder FOLDER] [--output FILE.md]
 
-The models are in tests/bench/models.py, with random weights, exported by PyTorch. Times: `trtconvert.timing.measure`, median of
-replays, both engines in turns. Error: relative L2 of the engine's output from onnxruntime's on the same model with the same
+The models are in tests/bench/models.py, with random weights, exported by PyTorch. All fusions are made, also
+those that `build` would leave native. Times: `trtconvert.timing.measure`, median of replays, both engines in turns. Error: relative L2 of the engine's output from onnxruntime's on the same model with the same
 weights in fp32, on the same input. An engine with plugins is to have at most twice the native one's error, plus 1e-6; exit
 code 1 if one has more, or a row fails. Each model runs in a child process, so that a crash costs one row.
 
@@ -76,7 +76,7 @@ def measure(half: str, single: str) -> Outcome:
     (want,) = reference.session(exact, Path(single).parent).run(None, {"x": x.astype(np.float32)})
     with tempfile.TemporaryDirectory() as folder:
         source = importable(Path(half), Path(folder))
-        built = build(source, Path(folder) / "plugins.plan")
+        built = build(source, Path(folder) / "plugins.plan", BuildOptions(fuse="all"))
         native = build_native(onnx_model.load(source), source, BuildOptions(), Path(folder))
         engines = {PLUGINS: load_engine(built.plan), NATIVE: load_engine(native.plan)}
         errors = {name: difference(engine.run({"x": x})["y"], want) for name, engine in engines.items()}

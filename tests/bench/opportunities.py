@@ -1,10 +1,11 @@
 """Each pattern as exporters write it, alone: engine with the plugin against TensorRT's own layers and torch.compile.
 
-    python -m tests.bench.opportunities [--only NAME] [--no-torch] [--output FILE.md]
+    python -m tests.bench.opportunities [--only NAME] [--no-torch] [--output FILE.md] [--table trtconvert/measured.json]
 
 Large tensors move 256 MB and more, so that caches do not help; floor: bytes of x and y once at the bandwidth of a copy of 1 GB,
 measured in the same run. Small ones tell what an execution costs at least. Times are medians of replayed CUDA graphs
-(`trtconvert.timing.measure`), plugin and native engine in turns. Needs a GPU and PyTorch.
+(`trtconvert.timing.measure`), plugin and native engine in turns. --table also puts them into the table of measured ratios, which
+decides where `build` cannot measure. Needs a GPU and PyTorch.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import onnx
 import torch
 from onnx import ModelProto, numpy_helper
 
+import trtconvert
 from tests.bench.kernels import TORCH, bandwidth, microseconds
-from trtconvert import BuildOptions, build, gpu, load_engine
+from trtconvert import BuildOptions, build, gpu, load_engine, measured
 from trtconvert.backend import select
+from trtconvert.measured import kind, load
 from trtconvert.model import numpy_dtype, serialize
 from trtconvert.timing import measure
 
@@ -141,17 +144,17 @@ LARGE: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     ("GRN", (64, 56, 56, 384), ALL),
 )
 SMALL: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
-    ("LN -> GELU", (197, 768), HALF),
-    ("LN -> GELU", (1024, 512), HALF),
-    ("LayerNorm2d -> GELU", (1, 64, 128, 128), HALF),
-    ("LayerNorm2d -> GELU", (1, 16, 128, 128), HALF),
-    ("Transpose -> LN -> Transpose -> GELU", (1, 512, 1000), HALF),
-    ("LN -> GELU -> Q", (197, 768), HALF),
-    ("LN -> Q", (197, 768), HALF),
+    ("LN -> GELU", (197, 768), ALL),
+    ("LN -> GELU", (1024, 512), ALL),
+    ("LayerNorm2d -> GELU", (1, 64, 128, 128), ALL),
+    ("LayerNorm2d -> GELU", (1, 16, 128, 128), ALL),
+    ("Transpose -> LN -> Transpose -> GELU", (1, 512, 1000), ALL),
+    ("LN -> GELU -> Q", (197, 768), ALL),
+    ("LN -> Q", (197, 768), ALL),
     ("DQ -> GELU -> Q", (197, 3072), HALF),
-    ("GroupNorm -> SiLU", (1, 320, 64, 64), HALF),
-    ("GroupNorm -> SiLU", (1, 1280, 8, 8), HALF),
-    ("GRN", (1, 56, 56, 384), HALF),
+    ("GroupNorm -> SiLU", (1, 320, 64, 64), ALL),
+    ("GroupNorm -> SiLU", (1, 1280, 8, 8), ALL),
+    ("GRN", (1, 56, 56, 384), ALL),
 )
 
 
@@ -204,8 +207,10 @@ def compiled(pattern: Pattern, proto: ModelProto, x: np.ndarray[Any, Any], dtype
 
 @dataclass(frozen=True)
 class Row:
-    """One pattern at one shape; times in us. moved: bytes of x and y."""
+    """One pattern at one shape; times in us. moved: bytes of x and y. op, kind: what it was fused to, see measured.Row."""
 
+    op: str
+    kind: str
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -215,7 +220,7 @@ class Row:
     torch: float | None
 
 
-def measured(pattern: Pattern, shape: tuple[int, ...], dtype: str, folder: Path, with_torch: bool) -> Row:
+def timed(pattern: Pattern, shape: tuple[int, ...], dtype: str, folder: Path, with_torch: bool) -> Row:
     """Build both engines and time all."""
     proto, x = model(pattern, shape, dtype), data(pattern, shape, dtype)
     source = folder / "pattern.onnx"
@@ -232,7 +237,9 @@ def measured(pattern: Pattern, shape: tuple[int, ...], dtype: str, folder: Path,
     size = np.dtype(numpy_dtype(pattern.y or dtype)).itemsize
     moved = x.nbytes + x.size * size
     other = compiled(pattern, proto, x, dtype) if with_torch and dtype == "float16" else None
-    return Row(pattern.name, shape, dtype, moved, times["plugin"].median_us, times["native"].median_us, other)
+    fusion = plugin.fusions[0]
+    use = fusion.op, kind(fusion.attributes)
+    return Row(*use, pattern.name, shape, dtype, moved, times["plugin"].median_us, times["native"].median_us, other)
 
 
 def line(row: Row, rate: float, large: bool) -> list[str]:
@@ -244,14 +251,41 @@ def line(row: Row, rate: float, large: bool) -> list[str]:
     return [row.name, shape, row.dtype, *times, *floor, *(other or ["", ""])]
 
 
+class Table:
+    """The table of measured ratios, to which rows are added."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.rows = path, {row.place: row for row in load(path)} if path else {}
+        here = gpu.require()
+        self.fixed = {
+            "arch": here.arch,
+            "machine": f"{here.name} ({here.arch})",
+            "date": datetime.date.today().isoformat(),
+            "versions": f"{select().title}, trtconvert {trtconvert.__version__}, CUDA driver {here.driver[0]}.{here.driver[1]}",
+            "command": "python -m tests.bench.opportunities",
+        }
+
+    def add(self, row: Row, dtype: str) -> None:
+        """Add a row and write the table."""
+        if self.path is not None:
+            times = {"native_us": round(row.native, 3), "plugin_us": round(row.plugin, 3)}
+            ratio = round(row.native / row.plugin, 4)
+            new = measured.Row(
+                row.op, row.kind, dtype, shape=row.shape, bytes=row.moved, ratio=ratio, **times, **self.fixed
+            )
+            self.rows[new.place] = new
+            measured.save(list(self.rows.values()), self.path)
+
+
 def main() -> None:
     """Print the tables, and write them as markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    rate = bandwidth()
+    rate, table = bandwidth(), Table(options.table)
     versions = f"{select().title}, PyTorch {torch.__version__}"
     head = f"{gpu.require().name}, copy {rate / 1e6:.2f} TB/s, {versions}, {datetime.date.today()}"
     texts = [head, "", f"`python -m tests.bench.opportunities {' '.join(sys.argv[1:])}`".replace(" `", "`")]
@@ -265,7 +299,8 @@ def main() -> None:
             for dtype in dtypes if options.only in name else ():
                 try:
                     with tempfile.TemporaryDirectory() as folder:
-                        row = measured(pattern, shape, dtype, Path(folder), not options.no_torch)
+                        row = timed(pattern, shape, dtype, Path(folder), large and not options.no_torch)
+                    table.add(row, pattern.x or dtype)
                     cells = line(row, rate, large)
                 except Exception as error:  # noqa: BLE001  the other rows are wanted all the same
                     cells = [name, str(shape), dtype, f"{type(error).__name__}: {str(error)[:200]}"]
