@@ -31,6 +31,42 @@ __device__ __forceinline__ float warp_sum(float v) {
     return v;
 }
 
+// Sum over the THREADS threads of a block, the same in all of them; every thread takes part.
+template <int THREADS> __device__ __forceinline__ float block_sum(float v) {
+    v = warp_sum(v);
+    if constexpr (THREADS > 32) {
+        __shared__ float parts[32];
+        __syncthreads();  // parts may still be read for the sum before
+        if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = v;
+        __syncthreads();
+        v = warp_sum((threadIdx.x & 31) < THREADS / 32 ? parts[threadIdx.x & 31] : 0.0f);
+    }
+    return v;
+}
+
+// VECTOR neighbouring elements by one access (WIDE: they are all there, and aligned), or the first `number` of them one by one.
+template <bool WIDE> __device__ __forceinline__ Vector read(const IO* from, int number) {
+    Vector v;
+    if constexpr (WIDE) {
+        v.raw = *reinterpret_cast<const uint4*>(from);
+    } else {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) v.item[i] = i < number ? from[i] : from_float<IO>(0.0f);
+    }
+    return v;
+}
+
+// The same for writing what is not read again soon: it leaves the cache first.
+template <bool WIDE> __device__ __forceinline__ void write(IO* to, const Vector& v, int number) {
+    if constexpr (WIDE) {
+        __stcs(reinterpret_cast<uint4*>(to), v.raw);
+    } else {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i)
+            if (i < number) to[i] = v.item[i];
+    }
+}
+
 // erf(v). For 16-bit outputs Abramowitz-Stegun 7.1.26 (|error| <= 1.5e-7, far below their rounding) on the fast
 // exponential and reciprocal; for float the library's erff.
 __device__ __forceinline__ float erf_of(float v) {

@@ -11,7 +11,20 @@ from functools import lru_cache
 
 from trtconvert.algebra import MEANS, MOVERS, PASSES, PRODUCTS, RESHAPES, SUMS
 from trtconvert.graph import GraphView
-from trtconvert.pattern import Call, Either, Expr, Given, Mean, MoveAxis, Parts, Product, Rearranged, Reshaped, Sum
+from trtconvert.pattern import (
+    Call,
+    Either,
+    Expr,
+    Given,
+    Grouped,
+    Mean,
+    MoveAxis,
+    Parts,
+    Product,
+    Rearranged,
+    Reshaped,
+    Sum,
+)
 
 _ALGEBRA = PRODUCTS | SUMS | PASSES | MOVERS
 
@@ -51,8 +64,8 @@ def needs(expr: Expr) -> Needs:
         return Needs(MEANS, (Near(MEANS - PRODUCTS | {"ReduceSum"}),))
     if isinstance(expr, MoveAxis):
         return Needs(frozenset(("Transpose",)), (Near(frozenset(("Transpose",))),))
-    if isinstance(expr, Reshaped):
-        return Needs(RESHAPES, (Near(RESHAPES),))
+    if isinstance(expr, Reshaped | Grouped):
+        return Needs(RESHAPES, _rarest_first([Near(RESHAPES), *needs(expr.x).near]))
     if isinstance(expr, Rearranged):
         return Needs(MOVERS, (Near(MOVERS - PASSES),))
     kinds = frozenset((expr.op_type,)) if isinstance(expr, Call) else frozenset[str]()
@@ -67,7 +80,11 @@ def _arithmetic(parts: Parts, roots: frozenset[str]) -> Needs:
     """What the parts need; each further part takes one node that combines it with the others."""
     more = sum(max(1, int(abs(power))) for _, power in parts) - 1
     near = [Near(n.kinds, n.room + more) for part, _ in parts for n in needs(part).near]
-    return Needs(roots, tuple(sorted(near, key=lambda n: len(n.kinds))))
+    return Needs(roots, _rarest_first(near))
+
+
+def _rarest_first(near: list[Near]) -> tuple[Near, ...]:
+    return tuple(sorted(near, key=lambda n: len(n.kinds)))
 
 
 class Outline:

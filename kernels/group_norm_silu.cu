@@ -1,0 +1,260 @@
+// y = v sigmoid(v), v = (x - mean) / sqrt(var + epsilon) * scale + bias, mean and biased variance of each group.
+//
+// x [N, C, spatial]: the channels of a group lie together, so a group is `length` neighbouring elements, C / groups times
+// spatial. A thread takes VECTOR neighbours at once.
+//
+// group_norm_silu_whole:      one block a group, which it keeps in registers and shared memory: one read, one write.
+// group_norm_silu_statistics: mean and squared deviations of each slice of a group ...
+// group_norm_silu_apply:      ... and what follows from them, the slices in reverse, so that the last ones read come from L2.
+//
+// Deviations are taken from a mean that is known, never as E[x^2] - E[x]^2, and all of it relative to the group's first
+// element: exact also where |mean| is far above the deviation.
+//
+// -D THREADS: of a block. -D WHOLE: 1 for the first kernel, which needs -D LENGTH and -D SPATIAL; 0 for the others, which get
+// them as arguments.
+#include "common.cuh"
+
+// Count, mean and squared deviations of what a thread has seen; parts are merged as Chan, Golub and LeVeque have it (1979).
+struct Moments {
+    float count = 0.0f, mean = 0.0f, squares = 0.0f;
+
+    template <bool WIDE> __device__ __forceinline__ void add(const Vector& v, float pivot, int number) {
+        const float n = WIDE ? float(VECTOR) : float(number);
+        float sum = 0.0f, around = 0.0f;
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i)
+            if (WIDE || i < number) sum += to_float(v.item[i]) - pivot;
+        const float own = sum / n;
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+            float d = to_float(v.item[i]) - pivot - own;
+            if (WIDE || i < number) around = fmaf(d, d, around);
+        }
+        const float part = WIDE ? __fdividef(n, count + n) : n / (count + n), d = own - mean;
+        mean = fmaf(d, part, mean);
+        squares += fmaf(d * d, count * part, around);
+        count += n;
+    }
+};
+
+// Mean and squared deviations of `length` elements, from the moments of all threads of the block.
+__device__ __forceinline__ float2 block_moments(const Moments& own, float length) {
+    float mean = block_sum<THREADS>(own.count * own.mean) / length;
+    float d = own.mean - mean;
+    return make_float2(mean, block_sum<THREADS>(fmaf(own.count * d, d, own.squares)));
+}
+
+__device__ __forceinline__ float silu(float v) {
+    if constexpr (sizeof(IO) == 4) return v / (1.0f + expf(-v));
+    return __fdividef(v, 1.0f + __expf(-v));
+}
+
+// What turns the elements of one group into results.
+struct Finish {
+    float pivot, mean, rstd;
+    const IO *scale, *bias;  // of the group's first channel
+    unsigned spatial;
+
+    // of VECTOR elements from the `at`-th of the group on
+    __device__ __forceinline__ Vector operator()(const Vector& v, unsigned at, int number) const {
+        Vector out;
+        unsigned channel = at / spatial;
+        if (spatial % VECTOR == 0) {  // all of one channel
+            const float g = rstd * to_float(scale[channel]), b = to_float(bias[channel]);
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i)
+                out.item[i] = from_float<IO>(silu(fmaf(to_float(v.item[i]) - pivot - mean, g, b)));
+        } else {
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i) {
+                if (i >= number) continue;
+                channel = (at + i) / spatial;
+                const float g = rstd * to_float(scale[channel]), b = to_float(bias[channel]);
+                out.item[i] = from_float<IO>(silu(fmaf(to_float(v.item[i]) - pivot - mean, g, b)));
+            }
+        }
+        return out;
+    }
+};
+
+#if WHOLE
+
+constexpr unsigned VECTORS = (LENGTH + VECTOR - 1) / VECTOR;
+constexpr int ROUNDS = (VECTORS + THREADS - 1) / THREADS;
+constexpr int HELD = ROUNDS < 6 ? ROUNDS : 6;  // kept in registers
+constexpr int BATCH = 2;                       // of the further ones, read at once
+
+__device__ __forceinline__ unsigned index(int round) { return unsigned(round) * THREADS + threadIdx.x; }
+__device__ __forceinline__ int number(unsigned i) { return int(min(LENGTH - i * VECTOR, unsigned(VECTOR))); }
+
+__device__ __forceinline__ unsigned dynamic_shared_bytes() {
+    unsigned bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    return bytes;
+}
+
+template <bool WIDE>
+__device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO* bias, IO* to, float epsilon) {
+    extern __shared__ uint4 kept[];
+    const int stored = HELD + int(dynamic_shared_bytes() / (THREADS * sizeof(uint4)));  // the first round that is not kept
+    const float pivot = to_float(from[0]);
+    Moments moments;
+    Vector held[HELD];
+#pragma unroll
+    for (int r = 0; r < HELD; ++r)
+        if (index(r) < VECTORS) held[r] = read<WIDE>(from + index(r) * VECTOR, number(index(r)));
+#pragma unroll
+    for (int r = 0; r < HELD; ++r)
+        if (index(r) < VECTORS) moments.add<WIDE>(held[r], pivot, number(index(r)));
+    for (int first = HELD; first < ROUNDS; first += BATCH) {
+        Vector batch[BATCH];
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            unsigned i = index(first + r);
+            if (i < VECTORS) batch[r] = read<WIDE>(from + i * VECTOR, number(i));
+        }
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            unsigned i = index(first + r);
+            if (i >= VECTORS) continue;
+            if (first + r < stored) kept[i - HELD * THREADS] = batch[r].raw;
+            moments.add<WIDE>(batch[r], pivot, number(i));
+        }
+    }
+    const float2 found = block_moments(moments, float(LENGTH));
+    const Finish finish{pivot, found.x, rsqrtf(found.y / float(LENGTH) + epsilon), scale, bias, SPATIAL};
+    auto store = [&](const Vector& v, unsigned i) {
+        write<WIDE>(to + i * VECTOR, finish(v, i * VECTOR, number(i)), number(i));
+    };
+#pragma unroll
+    for (int r = 0; r < HELD; ++r)
+        if (index(r) < VECTORS) store(held[r], index(r));
+    for (int r = HELD; r < ROUNDS; ++r) {
+        unsigned i = index(r);
+        if (i >= VECTORS) break;
+        Vector v;
+        if (r < stored) v.raw = kept[i - HELD * THREADS];
+        else v = read<WIDE>(from + i * VECTOR, number(i));
+        store(v, i);
+    }
+}
+
+// grid: N * groups. Dynamic shared memory keeps what registers cannot, as far as it goes; what is left is read again.
+extern "C" __global__ void __launch_bounds__(THREADS)
+group_norm_silu_whole(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias, IO* __restrict__ y,
+                      int64 groups, float epsilon) {
+    const int64 first = int64(blockIdx.x) * LENGTH;
+    const unsigned channel = blockIdx.x % unsigned(groups) * (LENGTH / SPATIAL);
+    if (LENGTH % VECTOR == 0 && aligned16(x) && aligned16(y))
+        whole<LENGTH % VECTOR == 0>(x + first, scale + channel, bias + channel, y + first, epsilon);
+    else
+        whole<false>(x + first, scale + channel, bias + channel, y + first, epsilon);
+}
+
+#else
+
+constexpr int BATCH = 4;  // vectors of a thread that are read at once: a tile of the slice
+constexpr unsigned TILE = THREADS * VECTOR * BATCH;
+
+// One slice of a group: `tiles` tiles, fewer at the end of the group.
+struct Slice {
+    int64 group;
+    unsigned first, end;  // elements of the group
+
+    __device__ __forceinline__ Slice(int64 block, int64 slices, int64 tiles, int64 length) {
+        group = block / slices;
+        const int64 from = block % slices * tiles * TILE;
+        first = unsigned(from);
+        end = unsigned(min(length, from + tiles * TILE));
+    }
+    __device__ __forceinline__ unsigned at(unsigned tile, int r) const {  // of a thread's r-th vector in the tile
+        return tile + (unsigned(r) * THREADS + threadIdx.x) * VECTOR;
+    }
+    __device__ __forceinline__ int number(unsigned at) const { return int(min(end - at, unsigned(VECTOR))); }
+};
+
+template <bool WIDE>
+__device__ __forceinline__ void load(Vector (&batch)[BATCH], const IO* from, const Slice& slice, unsigned tile) {
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r) {
+        unsigned at = slice.at(tile, r);
+        if (at < slice.end) batch[r] = read<WIDE>(from + at, slice.number(at));
+    }
+}
+
+template <bool WIDE> __device__ __forceinline__ Moments moments_of(const IO* from, const Slice& slice) {
+    const float pivot = to_float(from[0]);
+    Moments moments;
+    for (unsigned tile = slice.first; tile < slice.end; tile += TILE) {
+        Vector batch[BATCH];
+        load<WIDE>(batch, from, slice, tile);
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            unsigned at = slice.at(tile, r);
+            if (at < slice.end) moments.add<WIDE>(batch[r], pivot, slice.number(at));
+        }
+    }
+    return moments;
+}
+
+// grid: slices of all groups. statistics: mean, relative to the group's first element, and squared deviations of each.
+extern "C" __global__ void __launch_bounds__(THREADS)
+group_norm_silu_statistics(const IO* __restrict__ x, float2* __restrict__ statistics, int64 length, int64 slices, int64 tiles) {
+    const Slice slice(blockIdx.x, slices, tiles, length);
+    const IO* from = x + slice.group * length;
+    const bool wide = length % VECTOR == 0 && aligned16(x);
+    const Moments moments = wide ? moments_of<true>(from, slice) : moments_of<false>(from, slice);
+    const float2 found = block_moments(moments, float(slice.end - slice.first));
+    if (threadIdx.x == 0) statistics[blockIdx.x] = found;
+}
+
+// Mean and variance of the group from those of its slices, in every warp on its own.
+__device__ __forceinline__ float2 merged(const float2* statistics, int64 slices, float per_slice, float length) {
+    const int lane = threadIdx.x & 31;
+    auto count = [&](int i) { return min(per_slice, length - float(i) * per_slice); };
+    float sum = 0.0f, squares = 0.0f;
+    for (int i = lane; i < slices; i += 32) sum += count(i) * statistics[i].x;
+    const float mean = warp_sum(sum) / length;
+    for (int i = lane; i < slices; i += 32) {
+        const float2 part = statistics[i];
+        const float d = part.x - mean;
+        squares += fmaf(count(i) * d, d, part.y);
+    }
+    return make_float2(mean, warp_sum(squares) / length);
+}
+
+template <bool WIDE, class Merge>
+__device__ __forceinline__ void apply(const IO* from, IO* to, const Slice& slice, Finish& finish, Merge merge) {
+    const unsigned count = (slice.end - slice.first + TILE - 1) / TILE;
+    for (unsigned left = count; left > 0; --left) {
+        const unsigned tile = slice.first + (left - 1) * TILE;
+        Vector batch[BATCH];
+        load<WIDE>(batch, from, slice, tile);
+        if (left == count) merge();  // while the first reads are under way
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            unsigned at = slice.at(tile, r);
+            if (at < slice.end) write<WIDE>(to + at, finish(batch[r], at, slice.number(at)), slice.number(at));
+        }
+    }
+}
+
+// grid: the same slices, from the last to the first, and in each of them the tiles.
+extern "C" __global__ void __launch_bounds__(THREADS)
+group_norm_silu_apply(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias,
+                      const float2* __restrict__ statistics, IO* __restrict__ y, int64 length, int64 spatial, int64 groups,
+                      int64 slices, int64 tiles, float epsilon) {
+    const Slice slice(gridDim.x - 1 - blockIdx.x, slices, tiles, length);
+    const IO* from = x + slice.group * length;
+    IO* to = y + slice.group * length;
+    const int64 channel = slice.group % groups * (length / spatial);
+    Finish finish{to_float(from[0]), 0.0f, 0.0f, scale + channel, bias + channel, unsigned(spatial)};
+    auto merge = [&] {
+        const float2 found = merged(statistics + slice.group * slices, slices, float(tiles) * float(TILE), float(length));
+        finish.mean = found.x;
+        finish.rstd = rsqrtf(found.y + epsilon);
+    };
+    if (length % VECTOR == 0 && aligned16(x) && aligned16(y)) apply<true>(from, to, slice, finish, merge);
+    else apply<false>(from, to, slice, finish, merge);
+}
+#endif
