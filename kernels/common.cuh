@@ -31,15 +31,15 @@ __device__ __forceinline__ float warp_sum(float v) {
     return v;
 }
 
-// Sum over the THREADS threads of a block, the same in all of them; every thread takes part.
-template <int THREADS> __device__ __forceinline__ float block_sum(float v) {
+// Sum over the SIZE threads of a block, the same in all of them; every thread takes part.
+template <int SIZE> __device__ __forceinline__ float block_sum(float v) {
     v = warp_sum(v);
-    if constexpr (THREADS > 32) {
+    if constexpr (SIZE > 32) {
         __shared__ float parts[32];
         __syncthreads();  // parts may still be read for the sum before
         if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = v;
         __syncthreads();
-        v = warp_sum((threadIdx.x & 31) < THREADS / 32 ? parts[threadIdx.x & 31] : 0.0f);
+        v = warp_sum((threadIdx.x & 31) < SIZE / 32 ? parts[threadIdx.x & 31] : 0.0f);
     }
     return v;
 }

@@ -10,8 +10,8 @@
 // Deviations are taken from a mean that is known, never as E[x^2] - E[x]^2, and all of it relative to the group's first
 // element: exact also where |mean| is far above the deviation.
 //
-// -D THREADS: of a block. -D WHOLE: 1 for the first kernel, which needs -D LENGTH and -D SPATIAL; 0 for the others, which get
-// them as arguments.
+// -D THREADS: of a block. -D WHOLE: 1 for the first kernel, which needs -D LENGTH, -D SPATIAL and -D HELD, the vectors that a
+// thread keeps in registers; 0 for the others, which get the sizes as arguments.
 #include "common.cuh"
 
 // Count, mean and squared deviations of what a thread has seen; parts are merged as Chan, Golub and LeVeque have it (1979).
@@ -44,9 +44,9 @@ __device__ __forceinline__ float2 block_moments(const Moments& own, float length
     return make_float2(mean, block_sum<THREADS>(fmaf(own.count * d, d, own.squares)));
 }
 
+// The division is off by 2 ulp at most; what it makes 0, beyond 1 + exp(-v) = 2^126, is below every normal number.
 __device__ __forceinline__ float silu(float v) {
-    if constexpr (sizeof(IO) == 4) return v / (1.0f + expf(-v));
-    return __fdividef(v, 1.0f + __expf(-v));
+    return __fdividef(v, 1.0f + (sizeof(IO) == 4 ? expf(-v) : __expf(-v)));
 }
 
 // What turns the elements of one group into results.
@@ -77,12 +77,13 @@ struct Finish {
     }
 };
 
+// Vectors of a thread that are read at once. Where elements are taken one by one, registers hold no more.
+template <bool WIDE> constexpr int BATCH = WIDE ? 4 : 1;
+
 #if WHOLE
 
 constexpr unsigned VECTORS = (LENGTH + VECTOR - 1) / VECTOR;
 constexpr int ROUNDS = (VECTORS + THREADS - 1) / THREADS;
-constexpr int HELD = ROUNDS < 6 ? ROUNDS : 6;  // kept in registers
-constexpr int BATCH = 2;                       // of the further ones, read at once
 
 __device__ __forceinline__ unsigned index(int round) { return unsigned(round) * THREADS + threadIdx.x; }
 __device__ __forceinline__ int number(unsigned i) { return int(min(LENGTH - i * VECTOR, unsigned(VECTOR))); }
@@ -93,47 +94,57 @@ __device__ __forceinline__ unsigned dynamic_shared_bytes() {
     return bytes;
 }
 
+// Makes the compiler convert v anew: kept as floats, its elements would take twice the registers.
+__device__ __forceinline__ void forget(Vector& v) {
+    asm volatile("" : "+r"(v.raw.x), "+r"(v.raw.y), "+r"(v.raw.z), "+r"(v.raw.w));
+}
+
 template <bool WIDE>
 __device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO* bias, IO* to, float epsilon) {
     extern __shared__ uint4 kept[];
-    const int stored = HELD + int(dynamic_shared_bytes() / (THREADS * sizeof(uint4)));  // the first round that is not kept
+    constexpr int held_rounds = WIDE ? HELD : 0, at_once = BATCH<WIDE>;
+    const int stored = held_rounds + int(dynamic_shared_bytes() / (THREADS * sizeof(uint4)));  // later ones are read again
     const float pivot = to_float(from[0]);
     Moments moments;
-    Vector held[HELD];
+    Vector held[held_rounds + 1];
 #pragma unroll
-    for (int r = 0; r < HELD; ++r)
+    for (int r = 0; r < held_rounds; ++r)
         if (index(r) < VECTORS) held[r] = read<WIDE>(from + index(r) * VECTOR, number(index(r)));
 #pragma unroll
-    for (int r = 0; r < HELD; ++r)
+    for (int r = 0; r < held_rounds; ++r)
         if (index(r) < VECTORS) moments.add<WIDE>(held[r], pivot, number(index(r)));
-    for (int first = HELD; first < ROUNDS; first += BATCH) {
-        Vector batch[BATCH];
+#pragma unroll 1
+    for (int first = held_rounds; first < ROUNDS; first += at_once) {
+        Vector batch[at_once];
 #pragma unroll
-        for (int r = 0; r < BATCH; ++r) {
+        for (int r = 0; r < at_once; ++r) {
             unsigned i = index(first + r);
             if (i < VECTORS) batch[r] = read<WIDE>(from + i * VECTOR, number(i));
         }
 #pragma unroll
-        for (int r = 0; r < BATCH; ++r) {
+        for (int r = 0; r < at_once; ++r) {
             unsigned i = index(first + r);
             if (i >= VECTORS) continue;
-            if (first + r < stored) kept[i - HELD * THREADS] = batch[r].raw;
+            if (first + r < stored) kept[i - held_rounds * THREADS] = batch[r].raw;
             moments.add<WIDE>(batch[r], pivot, number(i));
         }
     }
+#pragma unroll
+    for (int r = 0; r < held_rounds; ++r) forget(held[r]);
     const float2 found = block_moments(moments, float(LENGTH));
     const Finish finish{pivot, found.x, rsqrtf(found.y / float(LENGTH) + epsilon), scale, bias, SPATIAL};
     auto store = [&](const Vector& v, unsigned i) {
         write<WIDE>(to + i * VECTOR, finish(v, i * VECTOR, number(i)), number(i));
     };
 #pragma unroll
-    for (int r = 0; r < HELD; ++r)
+    for (int r = 0; r < held_rounds; ++r)
         if (index(r) < VECTORS) store(held[r], index(r));
-    for (int r = HELD; r < ROUNDS; ++r) {
+#pragma unroll 1
+    for (int r = held_rounds; r < ROUNDS; ++r) {
         unsigned i = index(r);
         if (i >= VECTORS) break;
         Vector v;
-        if (r < stored) v.raw = kept[i - HELD * THREADS];
+        if (r < stored) v.raw = kept[i - held_rounds * THREADS];
         else v = read<WIDE>(from + i * VECTOR, number(i));
         store(v, i);
     }
@@ -153,8 +164,8 @@ group_norm_silu_whole(const IO* __restrict__ x, const IO* __restrict__ scale, co
 
 #else
 
-constexpr int BATCH = 4;  // vectors of a thread that are read at once: a tile of the slice
-constexpr unsigned TILE = THREADS * VECTOR * BATCH;
+constexpr unsigned TILE = THREADS * VECTOR * BATCH<true>;
+template <bool WIDE> constexpr unsigned STEP = THREADS * VECTOR * BATCH<WIDE>;  // what is read at once
 
 // One slice of a group: `tiles` tiles, fewer at the end of the group.
 struct Slice {
@@ -167,17 +178,17 @@ struct Slice {
         first = unsigned(from);
         end = unsigned(min(length, from + tiles * TILE));
     }
-    __device__ __forceinline__ unsigned at(unsigned tile, int r) const {  // of a thread's r-th vector in the tile
-        return tile + (unsigned(r) * THREADS + threadIdx.x) * VECTOR;
+    __device__ __forceinline__ unsigned at(unsigned step, int r) const {  // of a thread's r-th vector
+        return step + (unsigned(r) * THREADS + threadIdx.x) * VECTOR;
     }
     __device__ __forceinline__ int number(unsigned at) const { return int(min(end - at, unsigned(VECTOR))); }
 };
 
 template <bool WIDE>
-__device__ __forceinline__ void load(Vector (&batch)[BATCH], const IO* from, const Slice& slice, unsigned tile) {
+__device__ __forceinline__ void load(Vector (&batch)[BATCH<WIDE>], const IO* from, const Slice& slice, unsigned step) {
 #pragma unroll
-    for (int r = 0; r < BATCH; ++r) {
-        unsigned at = slice.at(tile, r);
+    for (int r = 0; r < BATCH<WIDE>; ++r) {
+        unsigned at = slice.at(step, r);
         if (at < slice.end) batch[r] = read<WIDE>(from + at, slice.number(at));
     }
 }
@@ -185,12 +196,12 @@ __device__ __forceinline__ void load(Vector (&batch)[BATCH], const IO* from, con
 template <bool WIDE> __device__ __forceinline__ Moments moments_of(const IO* from, const Slice& slice) {
     const float pivot = to_float(from[0]);
     Moments moments;
-    for (unsigned tile = slice.first; tile < slice.end; tile += TILE) {
-        Vector batch[BATCH];
-        load<WIDE>(batch, from, slice, tile);
+    for (unsigned step = slice.first; step < slice.end; step += STEP<WIDE>) {
+        Vector batch[BATCH<WIDE>];
+        load<WIDE>(batch, from, slice, step);
 #pragma unroll
-        for (int r = 0; r < BATCH; ++r) {
-            unsigned at = slice.at(tile, r);
+        for (int r = 0; r < BATCH<WIDE>; ++r) {
+            unsigned at = slice.at(step, r);
             if (at < slice.end) moments.add<WIDE>(batch[r], pivot, slice.number(at));
         }
     }
@@ -225,15 +236,15 @@ __device__ __forceinline__ float2 merged(const float2* statistics, int64 slices,
 
 template <bool WIDE, class Merge>
 __device__ __forceinline__ void apply(const IO* from, IO* to, const Slice& slice, Finish& finish, Merge merge) {
-    const unsigned count = (slice.end - slice.first + TILE - 1) / TILE;
+    const unsigned count = (slice.end - slice.first + STEP<WIDE> - 1) / STEP<WIDE>;
     for (unsigned left = count; left > 0; --left) {
-        const unsigned tile = slice.first + (left - 1) * TILE;
-        Vector batch[BATCH];
-        load<WIDE>(batch, from, slice, tile);
+        const unsigned step = slice.first + (left - 1) * STEP<WIDE>;
+        Vector batch[BATCH<WIDE>];
+        load<WIDE>(batch, from, slice, step);
         if (left == count) merge();  // while the first reads are under way
 #pragma unroll
-        for (int r = 0; r < BATCH; ++r) {
-            unsigned at = slice.at(tile, r);
+        for (int r = 0; r < BATCH<WIDE>; ++r) {
+            unsigned at = slice.at(step, r);
             if (at < slice.end) write<WIDE>(to + at, finish(batch[r], at, slice.number(at)), slice.number(at));
         }
     }

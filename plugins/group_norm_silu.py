@@ -16,7 +16,6 @@ from trtconvert.launch import Launch, Launches, Size, Tensor, Work, ceil_div, ma
 from trtconvert.op import Op, case
 from trtconvert.pattern import Attr, Builder, Expr
 
-HELD = 6  # vectors that a thread of group_norm_silu_whole keeps in registers
 THREADS = 256  # of a block that works on a slice
 SLICES = 128  # of a group, at the most
 MOST_SHARED = 227 * 1024  # bytes of a block, on devices that have most (compute capability 9.0 and 10.0)
@@ -98,15 +97,30 @@ class GroupNormSilu(Op):
             return
         vectors = -(-length // vector)
         threads = next((t for t in (32, 64, 128, 256, 512) if vectors <= 2 * t), 1024)
-        whole = self._whole(x, scale, bias, y, length, spatial, vectors, threads)
-        yield from (whole, sliced) if vectors <= HELD * threads else (sliced, whole)
+        rounds = -(-vectors // threads)
+        if rounds <= 6:
+            yield self._whole(x, scale, bias, y, length, spatial, threads, rounds, 0)
+            yield sliced
+        else:
+            yield sliced
+            yield self._whole(x, scale, bias, y, length, spatial, 512, 12, -(-vectors // 512) - 12)
+        if vectors > 2048:
+            yield self._whole(x, scale, bias, y, length, spatial, 512, 0, -(-vectors // 512))
 
     def _whole(
-        self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor, length: int, spatial: int, vectors: int, threads: int
+        self,
+        x: Tensor,
+        scale: Tensor,
+        bias: Tensor,
+        y: Tensor,
+        length: int,
+        spatial: int,
+        threads: int,
+        held: int,
+        further: int,
     ) -> Launch:
-        """One block a group; shared memory for what registers do not hold, as much as the device has."""
-        further = max(0, -(-vectors // threads) - HELD)
-        defines = {"WHOLE": 1, "THREADS": threads, "LENGTH": length, "SPATIAL": spatial}
+        """One block a group, `held` vectors of a thread in registers; the further ones in shared memory, as much as there is."""
+        defines = {"WHOLE": 1, "THREADS": threads, "HELD": held, "LENGTH": length, "SPATIAL": spatial}
         return Launch(
             "group_norm_silu_whole",
             (x.shape[0] * self.num_groups, 1, 1),
