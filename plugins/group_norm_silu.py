@@ -78,7 +78,9 @@ class GroupNormSilu(Op):
     def reference(
         self, x: NDArray[np.float64], scale: NDArray[np.float64], bias: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        grouped = x.reshape(x.shape[0], self.num_groups, -1) if x.size else x.reshape(x.shape[0], self.num_groups, 0)
+        if x.size == 0:
+            return x
+        grouped = x.reshape(x.shape[0], self.num_groups, -1)
         d = grouped - grouped.mean(-1, keepdims=True)
         normed = (d / np.sqrt((d * d).mean(-1, keepdims=True) + self.epsilon)).reshape(x.shape)
         along = [-1] + [1] * (x.ndim - 2)

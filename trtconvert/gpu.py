@@ -101,6 +101,31 @@ def load_kernel(image: bytes, name: str) -> Any:
     return driver.CUfunction(int(_call(driver.cuLibraryGetKernel(library, name.encode()))))
 
 
+_SHARED_UNASKED = 32 * 1024  # bytes; a kernel has 48 KB without asking, some of them perhaps by declaration
+
+
+def allow_shared(kernel: Any, wanted: int) -> int:
+    """Lets the kernel use so many bytes of dynamic shared memory, or as many as a block of this GPU can have if that is
+    less; returns how many."""
+    if wanted <= _SHARED_UNASKED:
+        return wanted
+    driver = _driver()
+    handle, device, attribute = driver.CUkernel(int(kernel)), _call(driver.cuCtxGetDevice()), driver.CUfunction_attribute
+    most = _call(
+        driver.cuDeviceGetAttribute(
+            driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device
+        )
+    )
+    static = _call(driver.cuKernelGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle, device))
+    given = min(wanted, most - static)
+    _call(
+        driver.cuKernelSetAttribute(
+            attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, given, handle, device
+        )
+    )
+    return given
+
+
 Run: TypeAlias = Callable[[Sequence[int], Sequence[int], int, int], None]
 """Launches on input pointers, output pointers, the lent memory's pointer and a stream."""
 
@@ -146,6 +171,7 @@ def _prepare_one(
     if 0 in sizes[:3]:
         return None
     kernel = load_kernel(choose_image(images, require().arch), launch.kernel)
+    sizes = (*sizes[:6], allow_shared(kernel, sizes[6]))
     values: list[Any] = []
     for argument in launch.args:
         if isinstance(argument, Tensor):
