@@ -158,3 +158,19 @@ def silu(op: Builder, x: Expr) -> Expr:
         x / (1 + op.Exp(-x)),
         name="a SiLU",
     )
+
+
+def response_norm(op: Builder, x: Expr, epsilon: Attr, axis: int) -> Expr:
+    """g / (mean of g over the channels + epsilon), g the L2 norm over all positions; the channels are the last axis (-1) or
+    axis 1. Source: GRN of ConvNeXt V2, arXiv:2301.00808; timm's GlobalResponseNorm, transformers' ConvNextV2GRN."""
+
+    def positions(rank: int) -> tuple[int, ...]:
+        return tuple(range(1, rank - 1)) if axis == -1 else tuple(range(2, rank))
+
+    g = op.either(
+        op.ReduceL2(x, axes=positions, keepdims=1),
+        op.Sqrt(op.ReduceSum(x * x, axes=positions, keepdims=1)),
+        op.Sqrt(op.ReduceSumSquare(x, axes=positions, keepdims=1)),
+        name="the norm over all positions",
+    )
+    return g / (op.mean(g, axis) + epsilon)
