@@ -3,15 +3,16 @@
 // x [N, C, spatial]: the channels of a group lie together, so a group is `length` neighbouring elements, C / groups times
 // spatial. A thread takes VECTOR neighbours at once.
 //
-// group_norm_silu_whole:      one block a group, which it keeps in registers and shared memory: one read, one write.
+// group_norm_silu_whole:      one block a group, or a cluster of them, that keep it in registers and shared memory: one read, one
+//                             write. Before compute capability 9.0 there are no clusters, and each block reads all of the group.
 // group_norm_silu_statistics: mean and squared deviations of each slice of a group ...
 // group_norm_silu_apply:      ... and what follows from them, the slices in reverse, so that the last ones read come from L2.
 //
 // Deviations are taken from a mean that is known, never as E[x^2] - E[x]^2, and all of it relative to the group's first
 // element: exact also where |mean| is far above the deviation.
 //
-// -D THREADS: of a block. -D WHOLE: 1 for the first kernel, which needs -D LENGTH, -D SPATIAL and -D HELD, the vectors that a
-// thread keeps in registers; 0 for the others, which get the sizes as arguments.
+// -D THREADS: of a block. -D WHOLE: 1 for the first kernel, which needs -D LENGTH, -D SPATIAL, -D HELD, the vectors that a
+// thread keeps in registers, and -D CLUSTER, blocks a group; 0 for the others, which get the sizes as arguments.
 #include "common.cuh"
 
 // Count, mean and squared deviations of what a thread has seen; parts are merged as Chan, Golub and LeVeque have it (1979).
@@ -83,9 +84,32 @@ template <bool WIDE> constexpr int BATCH = WIDE ? 4 : 1;
 #if WHOLE
 
 constexpr unsigned VECTORS = (LENGTH + VECTOR - 1) / VECTOR;
-constexpr int ROUNDS = (VECTORS + THREADS - 1) / THREADS;
+constexpr unsigned PART = (VECTORS + CLUSTER - 1) / CLUSTER;  // vectors of a block, fewer in the last ones
+constexpr int ROUNDS = (PART + THREADS - 1) / THREADS;
 
-__device__ __forceinline__ unsigned index(int round) { return unsigned(round) * THREADS + threadIdx.x; }
+#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
+#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
+constexpr bool TOGETHER = true;  // the blocks of a group tell each other what they found
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+// The value that the variable has in the shared memory of another block of the cluster.
+__device__ __forceinline__ float2 of_block(const float2* variable, unsigned block) {
+    unsigned address = unsigned(__cvta_generic_to_shared(variable));
+    float2 value;
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(block));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+    return value;
+}
+#else
+#define CLUSTERED
+constexpr bool TOGETHER = CLUSTER == 1;  // else each block reads the whole group for its statistics
+__device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_wait() {}
+__device__ __forceinline__ float2 of_block(const float2* variable, unsigned) { return *variable; }
+#endif
+
 __device__ __forceinline__ int number(unsigned i) { return int(min(LENGTH - i * VECTOR, unsigned(VECTOR))); }
 
 __device__ __forceinline__ unsigned dynamic_shared_bytes() {
@@ -99,67 +123,93 @@ __device__ __forceinline__ void forget(Vector& v) {
     asm volatile("" : "+r"(v.raw.x), "+r"(v.raw.y), "+r"(v.raw.z), "+r"(v.raw.w));
 }
 
+// Mean and squared deviations of the group, from those of the parts that the blocks of a cluster have.
+__device__ __forceinline__ float2 cluster_moments(const Moments& own, unsigned rank) {
+    __shared__ float2 mine;
+    auto before = [](unsigned part) { return min(unsigned(LENGTH), part * PART * VECTOR); };  // elements in earlier parts
+    auto count = [&](unsigned part) { return float(before(part + 1) - before(part)); };
+    const float2 found = block_moments(own, max(count(rank), 1.0f));
+    if (threadIdx.x == 0) mine = found;
+    cluster_arrive();
+    cluster_wait();
+    const unsigned lane = threadIdx.x & 31;
+    const float2 part = of_block(&mine, lane < CLUSTER ? lane : 0);
+    const float n = lane < CLUSTER ? count(lane) : 0.0f;
+    const float mean = warp_sum(n * part.x) / float(LENGTH), d = part.x - mean;
+    const float squares = warp_sum(lane < CLUSTER ? fmaf(n * d, d, part.y) : 0.0f);
+    cluster_arrive();  // whoever has arrived everywhere may leave: see the end of the kernel
+    return make_float2(mean, squares);
+}
+
 template <bool WIDE>
-__device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO* bias, IO* to, float epsilon) {
+__device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO* bias, IO* to, unsigned rank, float epsilon) {
     extern __shared__ uint4 kept[];
     constexpr int held_rounds = WIDE ? HELD : 0, at_once = BATCH<WIDE>;
     const int stored = held_rounds + int(dynamic_shared_bytes() / (THREADS * sizeof(uint4)));  // later ones are read again
+    const unsigned first = rank * PART, end = min(VECTORS, first + PART);
+    auto index = [&](int round) { return first + unsigned(round) * THREADS + threadIdx.x; };
     const float pivot = to_float(from[0]);
     Moments moments;
     Vector held[held_rounds + 1];
 #pragma unroll
     for (int r = 0; r < held_rounds; ++r)
-        if (index(r) < VECTORS) held[r] = read<WIDE>(from + index(r) * VECTOR, number(index(r)));
+        if (index(r) < end) held[r] = read<WIDE>(from + index(r) * VECTOR, number(index(r)));
 #pragma unroll
     for (int r = 0; r < held_rounds; ++r)
-        if (index(r) < VECTORS) moments.add<WIDE>(held[r], pivot, number(index(r)));
+        if (index(r) < end) moments.add<WIDE>(held[r], pivot, number(index(r)));
 #pragma unroll 1
-    for (int first = held_rounds; first < ROUNDS; first += at_once) {
+    for (int round = held_rounds; round < ROUNDS; round += at_once) {
         Vector batch[at_once];
 #pragma unroll
         for (int r = 0; r < at_once; ++r) {
-            unsigned i = index(first + r);
-            if (i < VECTORS) batch[r] = read<WIDE>(from + i * VECTOR, number(i));
+            unsigned i = index(round + r);
+            if (i < end) batch[r] = read<WIDE>(from + i * VECTOR, number(i));
         }
 #pragma unroll
         for (int r = 0; r < at_once; ++r) {
-            unsigned i = index(first + r);
-            if (i >= VECTORS) continue;
-            if (first + r < stored) kept[i - held_rounds * THREADS] = batch[r].raw;
+            unsigned i = index(round + r);
+            if (i >= end) continue;
+            if (round + r < stored) kept[(round + r - held_rounds) * THREADS + threadIdx.x] = batch[r].raw;
             moments.add<WIDE>(batch[r], pivot, number(i));
         }
     }
+    if constexpr (!TOGETHER)
+        for (unsigned i = threadIdx.x; i < VECTORS; i += THREADS)
+            if (i < first || i >= end) moments.add<WIDE>(read<WIDE>(from + i * VECTOR, number(i)), pivot, number(i));
 #pragma unroll
     for (int r = 0; r < held_rounds; ++r) forget(held[r]);
-    const float2 found = block_moments(moments, float(LENGTH));
+    const float2 found = TOGETHER && CLUSTER > 1 ? cluster_moments(moments, rank) : block_moments(moments, float(LENGTH));
     const Finish finish{pivot, found.x, rsqrtf(found.y / float(LENGTH) + epsilon), scale, bias, SPATIAL};
     auto store = [&](const Vector& v, unsigned i) {
         write<WIDE>(to + i * VECTOR, finish(v, i * VECTOR, number(i)), number(i));
     };
 #pragma unroll
     for (int r = 0; r < held_rounds; ++r)
-        if (index(r) < VECTORS) store(held[r], index(r));
+        if (index(r) < end) store(held[r], index(r));
 #pragma unroll 1
     for (int r = held_rounds; r < ROUNDS; ++r) {
         unsigned i = index(r);
-        if (i >= VECTORS) break;
+        if (i >= end) break;
         Vector v;
-        if (r < stored) v.raw = kept[i - held_rounds * THREADS];
+        if (r < stored) v.raw = kept[(r - held_rounds) * THREADS + threadIdx.x];
         else v = read<WIDE>(from + i * VECTOR, number(i));
         store(v, i);
     }
 }
 
-// grid: N * groups. Dynamic shared memory keeps what registers cannot, as far as it goes; what is left is read again.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// grid: N * groups * CLUSTER. Dynamic shared memory keeps what registers cannot, as far as it goes; what is left is read again.
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
 group_norm_silu_whole(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias, IO* __restrict__ y,
                       int64 groups, float epsilon) {
-    const int64 first = int64(blockIdx.x) * LENGTH;
-    const unsigned channel = blockIdx.x % unsigned(groups) * (LENGTH / SPATIAL);
+    const unsigned group = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
+    const unsigned channel = group % unsigned(groups) * (LENGTH / SPATIAL);
+    x += int64(group) * LENGTH;
+    y += int64(group) * LENGTH;
     if (LENGTH % VECTOR == 0 && aligned16(x) && aligned16(y))
-        whole<LENGTH % VECTOR == 0>(x + first, scale + channel, bias + channel, y + first, epsilon);
+        whole<LENGTH % VECTOR == 0>(x, scale + channel, bias + channel, y, rank, epsilon);
     else
-        whole<false>(x + first, scale + channel, bias + channel, y + first, epsilon);
+        whole<false>(x, scale + channel, bias + channel, y, rank, epsilon);
+    if (CLUSTER > 1) cluster_wait();  // no block leaves while another one may read its shared memory
 }
 
 #else

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterator
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -16,6 +17,8 @@ from trtconvert.launch import Launch, Launches, Size, Tensor, Work, ceil_div, ma
 from trtconvert.op import Op, case
 from trtconvert.pattern import Attr, Builder, Expr
 
+HELD = 6  # vectors that each of 1,024 threads can keep in registers
+CLUSTER = 8  # blocks that work on one group together
 THREADS = 256  # of a block that works on a slice
 SLICES = 128  # of a group, at the most
 MOST_SHARED = 227 * 1024  # bytes of a block, on devices that have most (compute capability 9.0 and 10.0)
@@ -98,16 +101,15 @@ class GroupNormSilu(Op):
             yield sliced
             return
         vectors = -(-length // vector)
-        threads = next((t for t in (32, 64, 128, 256, 512) if vectors <= 2 * t), 1024)
-        rounds = -(-vectors // threads)
-        if rounds <= 6:
-            yield self._whole(x, scale, bias, y, length, spatial, threads, rounds, 0)
-            yield sliced
-        else:
-            yield sliced
-            yield self._whole(x, scale, bias, y, length, spatial, 512, 12, -(-vectors // 512) - 12)
+        whole = partial(self._whole, x, scale, bias, y, length, spatial, vectors)
+        fits = vectors <= HELD * 1024
+        yield from (whole(HELD), sliced) if fits else (sliced,)
+        if CLUSTER * 64 <= vectors <= CLUSTER * 2 * HELD * 512:
+            yield whole(2 * HELD, blocks=CLUSTER, most_threads=512)
+        if not fits:
+            yield whole(10, most_threads=512)
         if vectors > 2048:
-            yield self._whole(x, scale, bias, y, length, spatial, 512, 0, -(-vectors // 512))
+            yield whole(0, most_threads=512)
 
     def _whole(
         self,
@@ -117,18 +119,23 @@ class GroupNormSilu(Op):
         y: Tensor,
         length: int,
         spatial: int,
-        threads: int,
+        vectors: int,
         held: int,
-        further: int,
+        blocks: int = 1,
+        most_threads: int = 1024,
     ) -> Launch:
-        """One block a group, `held` vectors of a thread in registers; the further ones in shared memory, as much as there is."""
-        defines = {"WHOLE": 1, "THREADS": threads, "HELD": held, "LENGTH": length, "SPATIAL": spatial}
+        """`blocks` a group, up to `held` vectors of a thread in registers; further ones in shared memory, as much as there is."""
+        share = -(-vectors // blocks)
+        threads = next((t for t in (32, 64, 128, 256, 512) if share <= 2 * t or t == most_threads), 1024)
+        rounds = -(-share // threads)
+        values = {"WHOLE": 1, "THREADS": threads, "HELD": min(held, rounds), "CLUSTER": blocks}
+        defines = values | {"LENGTH": length, "SPATIAL": spatial}
         return Launch(
             "group_norm_silu_whole",
-            (x.shape[0] * self.num_groups, 1, 1),
+            (x.shape[0] * self.num_groups * blocks, 1, 1),
             (threads, 1, 1),
             (x, scale, bias, y, self.num_groups, self.epsilon),
-            shared=min(further * threads * 16, MOST_SHARED),
+            shared=min(max(0, rounds - held) * threads * 16, MOST_SHARED),
             defines=tuple((name, str(value)) for name, value in defines.items()),
         )
 
