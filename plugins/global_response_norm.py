@@ -57,7 +57,7 @@ class GlobalResponseNorm(Op):
 
     def accepts(self, x: Tensor, scale: Tensor, bias: Tensor) -> str | None:
         if self.axis not in (-1, 1) or x.rank < 3:
-            return f"axis {self.axis} of a tensor of rank {x.rank}; it takes axis -1 or 1 of [N, positions, C] or [N, C, positions]"
+            return f"axis {self.axis} of a tensor of rank {x.rank}; it takes axis -1 or 1 of three dimensions or more"
         if not (self.epsilon >= 0 and math.isfinite(self.epsilon)):
             return f"epsilon is {self.epsilon}; it takes a finite number, 0 or above"
         channels = x.shape[self.axis]

@@ -48,7 +48,7 @@ class Scale(Op):
 '''
 
 
-@pytest.mark.parametrize("name", ["FusedRelu", "LayerNormGelu"])
+@pytest.mark.parametrize("name", ["FusedRelu", "GlobalResponseNorm", "GroupNormSilu", "LayerNormGelu"])
 def test_built_in_op(name: str) -> None:
     results = check.check(name)
     verdicts = {r.check: r.verdict for r in results}
@@ -114,7 +114,7 @@ def test_unknown_op() -> None:
 
 def test_plugins_list(run: Run) -> None:
     listed = json.loads(run("plugins", "list", "--json").stdout)
-    assert {op["name"] for op in listed} == {"FusedRelu", "LayerNormGelu"}
+    assert {op["name"] for op in listed} == {"FusedRelu", "GlobalResponseNorm", "GroupNormSilu", "LayerNormGelu"}
     assert "epsilon: float = 1e-05" in run("plugins", "list").stdout
 
 

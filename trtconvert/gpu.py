@@ -110,19 +110,19 @@ def allow_shared(kernel: Any, wanted: int) -> int:
     if wanted <= _SHARED_UNASKED:
         return wanted
     driver = _driver()
-    handle, device, attribute = driver.CUkernel(int(kernel)), _call(driver.cuCtxGetDevice()), driver.CUfunction_attribute
+    handle, device, attribute = (
+        driver.CUkernel(int(kernel)),
+        _call(driver.cuCtxGetDevice()),
+        driver.CUfunction_attribute,
+    )
     most = _call(
         driver.cuDeviceGetAttribute(
             driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device
         )
     )
     static = _call(driver.cuKernelGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle, device))
-    given = min(wanted, most - static)
-    _call(
-        driver.cuKernelSetAttribute(
-            attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, given, handle, device
-        )
-    )
+    given = min(wanted, int(most) - int(static))
+    _call(driver.cuKernelSetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, given, handle, device))
     return given
 
 

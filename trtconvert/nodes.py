@@ -184,8 +184,8 @@ class NodeMatcher(Arithmetic):
             if isinstance(wanted, Attr):
                 bound[wanted.name] = got
             elif got != wanted:
-                shown = "unknown" if got is None else list(got) if isinstance(got, tuple) else got
-                self.fail(state, f"{node.op_type} {node.name}: {name} is {shown}, not {wanted}")
+                shown = ["unknown" if v is None else list(v) if isinstance(v, tuple) else v for v in (got, wanted)]
+                self.fail(state, f"{node.op_type} {node.name}: {name} is {shown[0]}, not {shown[1]}")
                 return
         yield from self.bind_all(bound, state)
 
