@@ -49,6 +49,41 @@ __device__ __forceinline__ float warp_sum(float v) {
     return v;
 }
 
+// Sum over the SIZE threads of a block, the same in all of them; every thread takes part.
+template <int SIZE> __device__ __forceinline__ float block_sum(float v) {
+    v = warp_sum(v);
+    if constexpr (SIZE > 32) {
+        __shared__ float parts[32];
+        __syncthreads();  // parts may still be read for the sum before
+        if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = v;
+        __syncthreads();
+        v = warp_sum((threadIdx.x & 31) < SIZE / 32 ? parts[threadIdx.x & 31] : 0.0f);
+    }
+    return v;
+}
+
+using Vector = Pack<IO, VECTOR>;  // what a thread reads or writes at once
+
+// A vector by one access (WIDE: all of it is there, and aligned), or the first `number` of its elements one by one.
+template <bool WIDE> __device__ __forceinline__ Vector read(const IO* from, int number) {
+    if constexpr (WIDE) return *reinterpret_cast<const Vector*>(from);
+    Vector v;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) v.item[i] = i < number ? from[i] : from_float<IO>(0.0f);
+    return v;
+}
+
+// The same for writing what is not read again soon: it leaves the cache first.
+template <bool WIDE> __device__ __forceinline__ void write(IO* to, const Vector& v, int number) {
+    if constexpr (WIDE) {
+        __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&v));
+    } else {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i)
+            if (i < number) to[i] = v.item[i];
+    }
+}
+
 __device__ __forceinline__ float exp2_of(float v) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));

@@ -65,12 +65,7 @@ def layer_norm(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr, axi
     segment-anything; the batch-norm spelling: Keras and tf.nn.batch_normalization; E[x^2] - E[x]^2: flax.
     """
     g, b = op.per_channel(scale, axis), op.per_channel(bias, axis)
-    mean = op.mean(x, axis)
-    d, e = x - mean, mean - x
-    moments = op.mean(x * x, axis) - mean * mean
-    squares = op.mean(d * d, axis), op.mean(e * e, axis), op.mean(d * x, axis)
-    var = op.either(*squares, moments, op.Max(moments, 0), op.Clip(moments, 0), op.Relu(moments))
-    std = op.Sqrt(op.either(var + epsilon, op.given(var, epsilon=0.0)))
+    mean, d, std = _moments(op, x, epsilon, axis)
     nodes = [
         node
         for make in (op.LayerNormalization, lambda *i, **a: op.contrib("LayerNormalization", *i, **a))
@@ -91,6 +86,16 @@ def layer_norm(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr, axi
     )
 
 
+def _moments(op: Builder, x: Expr, epsilon: Attr, axis: Attr | int) -> tuple[Expr, Expr, Expr]:
+    """Mean, deviation from it, and sqrt(var + epsilon) with the biased variance."""
+    mean = op.mean(x, axis)
+    d, e = x - mean, mean - x
+    moments = op.mean(x * x, axis) - mean * mean
+    squares = op.mean(d * d, axis), op.mean(e * e, axis), op.mean(d * x, axis)
+    var = op.either(*squares, moments, op.Max(moments, 0), op.Clip(moments, 0), op.Relu(moments))
+    return mean, d, op.Sqrt(op.either(var + epsilon, op.given(var, epsilon=0.0)))
+
+
 def _by_other_norms(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr, axis: Attr | int) -> Iterator[Expr]:
     """GroupNorm of one group, which normalises all axes but the first; and Keras' BatchNormalization that is training, of
     rows put where it has its channels. Source: torch.nn.GroupNorm as PyTorch exports it; keras 2 LayerNormalization."""
@@ -105,5 +110,72 @@ def _by_other_norms(op: Builder, x: Expr, scale: Expr, bias: Expr, epsilon: Attr
     rows = op.given(op.reshaped_like(batch, x), axis=-1)
     for norm in (group, rows):
         yield from (norm * g + b, norm * g, norm + b)
-    whole = op.GroupNormalization(x, op.per_channel(scale, 1), op.per_channel(bias, 1), num_groups=1, epsilon=epsilon)
+    whole = op.GroupNormalization(x, op.vector(scale, 1), op.vector(bias, 1), num_groups=1, epsilon=epsilon)
     yield op.given(whole, axis=lambda rank: 1 - rank)
+
+
+def group_norm(op: Builder, x: Expr, scale: Expr, bias: Expr, num_groups: Attr, epsilon: Attr) -> Expr:
+    """(x - mean) / sqrt(var + epsilon) * scale + bias, mean and biased variance over the channels of a group and all positions;
+    x [N, C, ...], groups of C / num_groups neighbouring channels, scale and bias [C] or missing.
+
+    Source: ONNX GroupNormalization, opset 21 and 18 (scale and bias a group); Wu and He, arXiv:1803.08494; torch.nn.GroupNorm
+    as PyTorch exports it, and written out; com.microsoft GroupNorm.
+    """
+    g, b = op.per_channel(scale, 1), op.per_channel(bias, 1)
+    grouped = op.grouped(x, num_groups)
+    ones, zeros = op.filled(1.0, num_groups), op.filled(0.0, num_groups)
+    spelled: list[Expr] = [op.InstanceNormalization(grouped, ones, zeros, epsilon=epsilon)]
+    for rest in (1, 3):  # [N, groups, all] and [N, groups, C / groups, H, W]
+        parts = op.grouped(x, num_groups, rest)
+        mean, d, std = _moments(op, parts, epsilon, -rest)
+        spelled += [d / std, parts / std - mean / std]
+    norm = op.reshaped_like(op.either(*spelled, name="the norm of a group"), x)
+    along = [op.vector(v, 1, groups=num_groups) for v in (scale, bias)]
+    return op.either(
+        norm * g + b,
+        norm * g,
+        norm + b,
+        norm,
+        op.GroupNormalization(x, *along, num_groups=num_groups, epsilon=epsilon),
+        contrib_group_norm(op, x, scale, bias, num_groups, epsilon, activation=0),
+        name="a GroupNorm",
+    )
+
+
+def contrib_group_norm(
+    op: Builder, x: Expr, scale: Expr, bias: Expr, num_groups: Attr, epsilon: Attr, activation: int
+) -> Expr:
+    """GroupNorm, activation 0, or GroupNorm and SiLU, activation 1, between Transposes. Source: com.microsoft GroupNorm."""
+    inputs = op.move_axis(x, 1, -1), op.vector(scale, 1), op.vector(bias, 1)
+    values = {"groups": num_groups, "epsilon": epsilon, "activation": activation, "channels_last": 1}
+    return op.move_axis(op.contrib("GroupNorm", *inputs, **values), -1, 1)
+
+
+def silu(op: Builder, x: Expr) -> Expr:
+    """x * sigmoid(x).
+
+    Source: Elfwing et al., arXiv:1702.03118; ONNX Swish (opset 24) with alpha 1; com.microsoft QuickGelu with alpha 1.
+    """
+    return op.either(
+        x * op.Sigmoid(x),
+        op.Swish(x, alpha=1.0),
+        op.contrib("QuickGelu", x, alpha=1.0),
+        x / (1 + op.Exp(-x)),
+        name="a SiLU",
+    )
+
+
+def response_norm(op: Builder, x: Expr, epsilon: Attr, axis: int) -> Expr:
+    """g / (mean of g over the channels + epsilon), g the L2 norm over all positions; the channels are the last axis (-1) or
+    axis 1. Source: GRN of ConvNeXt V2, arXiv:2301.00808; timm's GlobalResponseNorm, transformers' ConvNextV2GRN."""
+
+    def positions(rank: int) -> tuple[int, ...]:
+        return tuple(range(1, rank - 1)) if axis == -1 else tuple(range(2, rank))
+
+    g = op.either(
+        op.ReduceL2(x, axes=positions, keepdims=1),
+        op.Sqrt(op.ReduceSum(x * x, axes=positions, keepdims=1)),
+        op.Sqrt(op.ReduceSumSquare(x, axes=positions, keepdims=1)),
+        name="the norm over all positions",
+    )
+    return g / (op.mean(g, axis) + epsilon)

@@ -33,7 +33,7 @@ SEED = 0
 def _seeded(module: nn.Module) -> nn.Module:
     """Give normalisation layers weights that are not ones and zeros, and put the module in eval mode."""
     for layer in module.modules():
-        if isinstance(layer, (nn.LayerNorm, LayerNorm2d)):
+        if isinstance(layer, (nn.LayerNorm, nn.GroupNorm, LayerNorm2d, GlobalResponseNorm)):
             nn.init.uniform_(layer.weight, 0.5, 1.5)
             nn.init.normal_(layer.bias, std=0.2)
     return module.eval().requires_grad_(False)
@@ -197,6 +197,55 @@ class BFloat16LayerNormGelu(nn.Module):
         return F.gelu(self.norm(hidden.to(torch.bfloat16))).to(torch.float32)
 
 
+class ResnetBlock(nn.Module):
+    """A diffusion model's residual block: GroupNorm, SiLU, convolution, twice, and the time embedding between."""
+
+    def __init__(self, channels_in: int = 16, channels: int = 32, embedding: int = 24, groups: int = 8) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = (nn.GroupNorm(groups, c, eps=1e-6) for c in (channels_in, channels))
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.time_emb_proj = nn.Linear(embedding, channels)
+        self.conv_shortcut = nn.Conv2d(channels_in, channels, 1)
+
+    def forward(self, image: Tensor, time: Tensor) -> Tensor:
+        """[N, C, H, W] and [N, E] -> [N, C', H, W]."""
+        x = self.conv1(F.silu(self.norm1(image)))
+        x = x + self.time_emb_proj(F.silu(time))[:, :, None, None]
+        return self.conv_shortcut(image) + self.conv2(F.silu(self.norm2(x)))
+
+
+class GlobalResponseNorm(nn.Module):
+    """ConvNeXt V2's global response normalisation, channels last, as transformers writes it."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.zeros(1, 1, 1, dim)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, H, W, C] -> [N, H, W, C]."""
+        g = torch.linalg.vector_norm(x, ord=2, dim=(1, 2), keepdim=True)
+        nx = g / (g.mean(dim=-1, keepdim=True) + 1e-6)
+        return self.weight * (x * nx) + self.bias + x
+
+
+class ConvNextV2Block(nn.Module):
+    """A ConvNeXt V2 block: depthwise convolution, LayerNorm, Linear, GELU, GRN, Linear."""
+
+    def __init__(self, dim: int = 24) -> None:
+        super().__init__()
+        self.dwconv = nn.Conv2d(dim, dim, 7, padding=3, groups=dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.pwconv1, self.pwconv2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.grn = GlobalResponseNorm(4 * dim)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[N, C, H, W] -> [N, C, H, W]."""
+        x = self.norm(self.dwconv(image).permute(0, 2, 3, 1))
+        x = self.pwconv2(self.grn(F.gelu(self.pwconv1(x))))
+        return image + x.permute(0, 3, 1, 2)
+
+
 class NearMiss(nn.Module):
     """Three LayerNorms that must not be fused with what follows them."""
 
@@ -287,6 +336,34 @@ def bf16_ln_gelu() -> Export:
     return export
 
 
+def resnet_block() -> Export:
+    """Residual block of a diffusion model with dynamic batch, height and width (TorchScript, opset 17)."""
+    image, time = {0: "batch", 2: "height", 3: "width"}, {0: "batch"}
+    module, examples = _seeded(ResnetBlock()), (torch.randn(2, 16, 8, 8), torch.randn(2, 24))
+    buffer = io.BytesIO()
+    torch.onnx.export(
+        module,
+        examples,
+        buffer,
+        dynamo=False,
+        opset_version=17,
+        input_names=["image", "time"],
+        output_names=["output"],
+        dynamic_axes={"image": image, "time": time, "output": image},
+    )
+    feeds = {"image": examples[0].numpy(), "time": examples[1].numpy()}
+    proto = onnx.load_from_string(buffer.getvalue())
+    export = Export(proto, f"TorchScript, torch {torch.__version__}", feeds, [module(*examples).numpy()])
+    export.shape = "image=1x16x8x8,2x16x16x16,4x16x32x32 time=1x24,2x24,4x24"
+    return export
+
+
+def convnextv2_block() -> Export:
+    """ConvNeXt V2 block with a dynamic batch (dynamo, opset 20)."""
+    options = {"dynamo": True, "opset_version": 20, "dynamic_shapes": ({0: torch.export.Dim("batch")},)}
+    return _export(ConvNextV2Block(), (2, 24, 14, 14), "image", "output", **options)
+
+
 def near_miss() -> Export:
     """LayerNorm with a second use, before SiLU and before QuickGELU: nothing to fuse (TorchScript, opset 17)."""
     return _export(NearMiss(), (2, 12, 64), "tokens", "output", dynamo=False, opset_version=17)
@@ -331,6 +408,8 @@ MODELS = (
     pvt_mlp_dynamo,
     bf16_ln_gelu,
     near_miss,
+    resnet_block,
+    convnextv2_block,
     qdq_mlp,
 )
 

@@ -23,6 +23,7 @@ from trtconvert.shapes import parse
 # Sample model: fusions, plugin nodes. sample_models/README.md says why.
 EXPECTED = {
     "bf16_ln_gelu": (1, 1),
+    "convnextv2_block": (1, 1),
     "custom_relu": (0, 2),
     "fp16_ln_gelu": (1, 1),
     "keras_ln_gelu": (1, 1),
@@ -30,6 +31,7 @@ EXPECTED = {
     "near_miss": (0, 0),
     "pvt_mlp_dynamo": (1, 1),
     "qdq_mlp": (3, 3),
+    "resnet_block": (2, 2),
     "sam_upscaler": (1, 1),
     "tanh_gelu": (1, 1),
     "vit_block": (0, 0),

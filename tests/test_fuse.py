@@ -28,7 +28,8 @@ def run_model(model: ModelProto, seed: int = 0, scale: float = 1.0) -> list[Any]
     loaded = session(model)
     feeds = {}
     for value in loaded.get_inputs():
-        shape = [d if isinstance(d, int) else 2 if i == 0 else 900 for i, d in enumerate(value.shape)]
+        size = 900 if len(value.shape) == 3 else 12
+        shape = [d if isinstance(d, int) else 2 if i == 0 else size for i, d in enumerate(value.shape)]
         dtype = np.float16 if "float16" in value.type else np.float32
         feeds[value.name] = (random.standard_normal(shape) * scale).astype(dtype)
     return list(loaded.run(None, feeds))

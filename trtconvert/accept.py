@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from trtconvert.algebra import passes
 from trtconvert.arithmetic import Match
-from trtconvert.graph import GraphView
+from trtconvert.graph import GraphView, Shape
 from trtconvert.launch import Dim, Size, Tensor
 from trtconvert.model import dtype_name, numpy_dtype
 from trtconvert.op import Op
+from trtconvert.pattern import PerChannel
 
 _PRECISION = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
-Shape = tuple[int | str | None, ...]
 
 
 class Refused(Exception):
@@ -60,7 +60,7 @@ def accept(view: GraphView, op: type[Op], match: Match, output: str) -> Site:
         if isinstance(value, float) and not math.isclose(np.float32(value), value, rel_tol=1e-6):
             raise Refused(f"{name} is {value}, which float32 cannot hold")
     data.check()
-    axis = int(match.attributes.get("axis", -1))
+    axis = int(match.attributes.get("axis", op.parameter_axis))
     parameters = _Parameters(view, op, match, data, axis).all()
     reason = instance.accepts(*data.symbols(parameters))
     if reason is not None:
@@ -226,10 +226,8 @@ class _Parameters:
 
     def _seen_shape(self, name: str) -> Shape:
         """The shape in which the graph applies it, each dimension 1 or a normalised axis."""
-        tensor = self.match.bound[name]
-        shape = self.view.info(tensor).shape
-        if shape is None and (value := self.view.constant(tensor)) is not None:
-            shape = value.shape
+        tensor, value = self.match.bound[name], self._constant(name)
+        shape = self.view.info(tensor).shape if value is None else value.shape
         if shape is None:
             raise Refused(f"the shape of {tensor} ({name}) is unknown")
         if name in self.match.along:
@@ -237,8 +235,18 @@ class _Parameters:
         self._check_positions(tensor, name, shape)
         return shape
 
-    def _seen_along(self, tensor: str, name: str, shape: Shape, axis: int) -> Shape:
+    def _constant(self, name: str) -> NDArray[Any] | None:
+        """The value of an input that is a constant; one value a group is one for each of its channels."""
+        value, lies = self.view.constant(self.match.bound[name]), self.match.along.get(name)
+        if value is None or lies is None or lies.groups is None:
+            return value
+        groups, channels = int(self.match.attributes[lies.groups.name]), self.sizes[0]
+        fits = value.shape == (groups,) and isinstance(channels, int) and channels > groups and channels % groups == 0
+        return np.repeat(value, channels // groups) if fits and isinstance(channels, int) else value
+
+    def _seen_along(self, tensor: str, name: str, shape: Shape, lies: PerChannel) -> Shape:
         """One value a channel: of the last axis of what the op's data is there (-1), or of an axis of the data itself."""
+        axis = lies.axis if isinstance(lies.axis, int) else -1
         if not shape or any(size != 1 for size in shape[:-1]) or (axis >= 0 and len(shape) > 1):
             raise Refused(f"{tensor} ({name}) has shape {list(shape)}, not one value a channel")
         if self.data.rank is None:
@@ -274,8 +282,7 @@ class _Parameters:
             if name not in self.op.defaults:
                 raise Refused(f"its input {name} is missing")
             return np.full(self._shape(), self.op.defaults[name], numpy_dtype(self.data.dtype))
-        tensor = self.match.bound[name]
-        value = self.view.constant(tensor)
+        tensor, value = self.match.bound[name], self._constant(name)
         if value is not None:
             return self._spread(value.reshape(tuple(d for d in shape if isinstance(d, int))))
         other = self.view.info(tensor)

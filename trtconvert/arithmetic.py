@@ -16,15 +16,15 @@ class Match(NamedTuple):
     """What a pattern covers in a graph.
 
     nodes: indices. bound: tensor for each input of the op. attributes: values of the op's. along: inputs that lie along
-    one axis as [C]. folded: constants to fold into inputs, each with power or sign. moved: the nodes, first to last, that
-    only move elements and go behind the op. numbers: tensors that stand for numbers. chosen: of each Either in the pattern
+    one axis as [C], and how. folded: constants to fold into inputs, each with power or sign. moved: the nodes, first to last,
+    that only move elements and go behind the op. numbers: tensors that stand for numbers. chosen: of each Either in the pattern
     the option; wherever it occurs, it is that one.
     """
 
     nodes: frozenset[int] = frozenset()
     bound: dict[str, str] = {}  # noqa: RUF012  # never changed in place
     attributes: dict[str, Any] = {}  # noqa: RUF012
-    along: dict[str, int] = {}  # noqa: RUF012
+    along: dict[str, PerChannel] = {}  # noqa: RUF012
     folded: dict[Folded, tuple[str, float]] = {}  # noqa: RUF012
     moved: tuple[int, ...] = ()
     numbers: frozenset[str] = frozenset()

@@ -19,6 +19,7 @@ from trtconvert.pattern import (
     Expr,
     Folded,
     Given,
+    Grouped,
     Mean,
     MoveAxis,
     Number,
@@ -73,8 +74,9 @@ class Emitter:
         reference.ref_attr_name = attr.name
         return reference
 
-    def _constant(self, value: float) -> str:
-        return self._node("Constant", [], value=helper.make_tensor("value", self.dtype, [], [value]))
+    def _constant(self, value: float, count: int | None = None) -> str:
+        shape, values = ([], [value]) if count is None else ([count], [value] * count)
+        return self._node("Constant", [], value=helper.make_tensor("value", self.dtype, shape, values))
 
     def _ints(self, values: Sequence[int]) -> str:
         tensor = helper.make_tensor("value", TensorProto.INT64, [len(values)], list(values))
@@ -84,7 +86,7 @@ class Emitter:
         if isinstance(expr, Var):
             return self.names[expr.name]
         if isinstance(expr, Number):
-            return self._constant(expr.value)
+            return self._constant(expr.value, None if expr.count is None else int(expr.count.value))
         if isinstance(expr, Attr):
             return self._attribute_tensor(expr)
         if isinstance(expr, PerChannel):
@@ -99,6 +101,11 @@ class Emitter:
             return self._call(Call("ReduceMean", (expr.x,), {"axes": axes, "keepdims": 1}), output)
         if isinstance(expr, MoveAxis):
             return self._node("Transpose", [self.emit(expr.x)], output, perm=expr.perm(self._known_rank()))
+        if isinstance(expr, Grouped):
+            return self._node("Reshape", [self.emit(expr.x), self._ints([0, expr.groups.value, -1])], output)
+        if isinstance(expr, Reshaped):
+            assert expr.like is not None
+            return self._node("Reshape", [self.emit(expr.x), self._node("Shape", [self.emit(expr.like)])], output)
         if isinstance(expr, Product):
             return self._product(expr, output)
         if isinstance(expr, Sum):
@@ -117,7 +124,7 @@ class Emitter:
 
     def _broadcast(self, expr: PerChannel, output: str) -> str:
         axis = expr.axis.value if isinstance(expr.axis, Attr) else expr.axis
-        if axis < 0:
+        if axis < 0 or expr.vector:
             return self.emit(expr.var, output)
         return self._node(
             "Reshape", [self.emit(expr.var), self._ints([-1, *[1] * (self._known_rank() - 1 - axis)])], output
@@ -156,7 +163,7 @@ class Emitter:
 
     def _call(self, expr: Call, output: str) -> str:
         inputs = [self.emit(i) for i in expr.inputs]
-        attributes = dict(expr.attributes)
+        attributes = {k: v(self._known_rank()) if callable(v) else v for k, v in expr.attributes.items()}
         position, name = next(((i, a) for (op, i), a in ATTRIBUTE_INPUTS.items() if op == expr.op_type), (0, ""))
         if name in attributes and name not in _schema_attributes(expr.op_type, self.opset):
             inputs.insert(position, self._ints(attributes.pop(name)))
@@ -197,4 +204,8 @@ def available(expr: Expr, opset: int, values: Mapping[str, Any]) -> bool:
         return opset >= _QUANTIZED and available(expr.x, opset, values)
     if isinstance(expr, Mean | MoveAxis):
         return available(expr.x, opset, values)
-    return not isinstance(expr, Folded | Rearranged | Reshaped | Anything)
+    if isinstance(expr, Grouped):
+        return expr.rest == 1 and available(expr.x, opset, values)
+    if isinstance(expr, Reshaped):
+        return expr.shape is None and available(expr.x, opset, values)
+    return not isinstance(expr, Folded | Rearranged | Anything)

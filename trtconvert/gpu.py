@@ -102,6 +102,24 @@ def load_kernel(image: bytes, name: str) -> Any:
     return _call(driver.cuLibraryGetKernel(library, name.encode()))
 
 
+_SHARED_UNASKED = 32 * 1024  # bytes; a kernel has 48 KB without asking, some of them perhaps by declaration
+
+
+def allow_shared(kernel: Any, wanted: int) -> int:
+    """Lets the kernel use so many bytes of dynamic shared memory, or as many as a block of this GPU can have if that is
+    less; returns how many."""
+    if wanted <= _SHARED_UNASKED:
+        return wanted
+    driver = _driver()
+    device, attribute = _call(driver.cuCtxGetDevice()), driver.CUfunction_attribute
+    optin = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    most = int(_call(driver.cuDeviceGetAttribute(optin, device)))
+    static = int(_call(driver.cuKernelGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device)))
+    given = min(wanted, most - static)
+    _call(driver.cuKernelSetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, given, kernel, device))
+    return given
+
+
 Run: TypeAlias = Callable[[list[int], list[int], int, int], None]
 """Launches on input pointers, output pointers, the lent memory's pointer and a stream."""
 
@@ -155,6 +173,7 @@ def _prepare_one(
     if 0 in sizes[:3]:
         return None
     kernel = load_kernel(choose_image(images, require().arch), launch.kernel)
+    sizes = (*sizes[:6], allow_shared(kernel, sizes[6]))
     array = (ctypes.c_void_p * len(addresses))(*addresses)
     function = _call(_driver().cuKernelGetFunction(kernel))
     return _Call(function, sizes, ctypes.addressof(array), (array, values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -57,18 +57,22 @@ _FOLDABLE = frozenset(
 )
 
 
+Shape: TypeAlias = "tuple[int | str | None, ...]"
+"""A dimension each as number or name; None where nothing is known of it."""
+
+
 @dataclass
 class TensorInfo:
-    """What is known of a tensor: dtype, and a dimension each as int, name or None; shape None if the rank is unknown."""
+    """What is known of a tensor: dtype, and shape; None if the rank is unknown."""
 
     dtype: str
-    shape: tuple[int | str | None, ...] | None
+    shape: Shape | None
 
 
 def describe(info: ValueInfoProto) -> TensorInfo:
     """TensorInfo of a graph input, output or value_info."""
     kind = info.type.tensor_type
-    shape: tuple[int | str | None, ...] | None = None
+    shape: Shape | None = None
     if kind.HasField("shape"):
         shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim)
     return TensorInfo(dtype_name(kind.elem_type) if kind.elem_type else "", shape)

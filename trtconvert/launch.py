@@ -179,7 +179,8 @@ class Launch:
     """One kernel launch.
 
     kernel: name of the `extern "C" __global__` function in the op's source.
-    grid, block: three sizes each. shared: dynamic shared memory in bytes.
+    grid, block: three sizes each. shared: dynamic shared memory in bytes; beyond 32 KB, as much of it as a block of the GPU
+    can have, and the kernel reads how much that is from %dynamic_smem_size.
     args: in the kernel's order; a Tensor or Work passes its device pointer, an int or Dim a `long long`, a float a `float`.
     defines: macros for the compiler, how a kernel gets constants; not needed again once it is compiled. Launches that
     follow each other come from one image, so they have the same.

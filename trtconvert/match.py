@@ -16,6 +16,7 @@ from trtconvert.pattern import (
     Expr,
     Folded,
     Given,
+    Grouped,
     Mean,
     MoveAxis,
     Number,
@@ -87,7 +88,8 @@ class Matcher(NodeMatcher):
         if isinstance(expr, Var):
             yield from self._variable(expr, tensor, state)
         elif isinstance(expr, PerChannel):
-            along = state.along if isinstance(expr.axis, Attr) else state.along | {expr.var.name: expr.axis}
+            told = expr.vector or (isinstance(expr.axis, int) and expr.axis < 0)
+            along = state.along | {expr.var.name: expr} if told else state.along
             yield from self._variable(expr.var, tensor, state._replace(along=along))
         elif isinstance(expr, Number | Attr):
             yield from self._number(expr, tensor, state)
@@ -128,8 +130,9 @@ class Matcher(NodeMatcher):
             yield from self.mean(expr, tensor, state)
         elif isinstance(expr, Rearranged):
             yield from self.rearranged(expr, tensor, state)
-        elif isinstance(expr, Reshaped):
-            yield from self.reshaped(expr, tensor, state)
+        elif isinstance(expr, Reshaped | Grouped):
+            for name, nodes in self.reading.handed_on(tensor):
+                yield from self.reshape(expr, name, state.with_nodes(nodes))
         else:
             for name, nodes in self.reading.handed_on(tensor):
                 yield from self.node(expr, name, state.with_nodes(nodes))
@@ -171,5 +174,6 @@ def _kind(expr: Expr) -> str:
         MoveAxis: "a Transpose",
         Rearranged: "a Transpose or Reshape",
         Reshaped: "a Reshape",
+        Grouped: "a Reshape",
     }
     return expr.op_type if isinstance(expr, Call | Quantized) else names.get(type(expr), "what the pattern has")

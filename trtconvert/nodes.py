@@ -11,13 +11,14 @@ from onnx import NodeProto
 
 from trtconvert.algebra import MOST_IN_A_ROW, MOVERS, RESHAPES, axis_of, passes
 from trtconvert.arithmetic import Arithmetic, Match, States, Unlike
-from trtconvert.graph import GraphView
+from trtconvert.graph import GraphView, Shape
 from trtconvert.model import STANDARD_DOMAINS
 from trtconvert.pattern import (
     ATTRIBUTE_INPUTS,
     Attr,
     Call,
     Expr,
+    Grouped,
     Mean,
     MoveAxis,
     Number,
@@ -90,27 +91,39 @@ class NodeMatcher(Arithmetic):
         if not moved:
             self.fail(state, Unlike(tensor, "a Transpose or Reshape"))
 
-    def reshaped(self, expr: Reshaped, tensor: str, state: Match) -> States:
+    def reshape(self, expr: Reshaped | Grouped, tensor: str, state: Match) -> States:
         """A Reshape of x."""
-        index, shape = self.graph.producers[tensor], self.graph.info(tensor).shape
-        node = self.graph.nodes[index]
-        if node.op_type not in RESHAPES or node.domain not in STANDARD_DOMAINS:
+        index, shape = self.graph.producers.get(tensor), self.graph.info(tensor).shape
+        node = None if index is None else self.graph.nodes[index]
+        if node is None or index is None or node.op_type not in RESHAPES or node.domain not in STANDARD_DOMAINS:
             self.fail(state, Unlike(tensor, "a Reshape"))
             return
-        before = self.graph.info(node.input[0]).shape
-        if not all(isinstance(size, int) for size in (*(shape or (None,)), *(before or (None,)))):
+        before, state = self.graph.info(node.input[0]).shape, state.with_nodes(frozenset((index,)))
+        if not shape or not before or None in (*shape, *before):
             self.fail(state, f"the shape of {tensor} is not known")
+        elif isinstance(expr, Grouped):
+            if len(shape) != 2 + expr.rest or shape[0] != before[0] or not isinstance(shape[1], int):
+                self.fail(state, f"{tensor} has shape {list(shape)}, not {[before[0], 'groups', *['...'] * expr.rest]}")
+                return
+            for bound in self.bind(expr.groups.name, shape[1], state):
+                yield from self.match(expr.x, node.input[0], bound)
+        else:
+            yield from self._reshaped(expr, tensor, node.input[0], shape, before, state)
+
+    def _reshaped(self, expr: Reshaped, tensor: str, source: str, shape: Shape, before: Shape, state: Match) -> States:
+        """To a shape that follows from that of x, or back to that of an input of the op: each size the same number, or of
+        the same name, which shape inference gives to sizes that are always equal."""
+        sizes = tuple(size for size in before if isinstance(size, int))
+        if expr.shape is not None and (len(sizes) < len(before) or shape != expr.shape(sizes)):
+            wanted = list(expr.shape(sizes)) if len(sizes) == len(before) else "one that is known"
+            self.fail(state, f"{tensor} has shape {list(shape)}, not {wanted}")
             return
-        sizes = tuple(size for size in before or () if isinstance(size, int))
-        if expr.shape is not None and shape != expr.shape(sizes):
-            self.fail(state, f"{tensor} has shape {list(shape or ())}, not {list(expr.shape(sizes))}")
-            return
-        for found in self.match(expr.x, node.input[0], state.with_nodes(frozenset((index,)))):
+        for found in self.match(expr.x, source, state):
             like = expr.like
             if like is None or (isinstance(like, Var) and self.graph.info(found.bound[like.name]).shape == shape):
                 yield found
             else:
-                self.fail(found, f"{tensor} has shape {list(shape or ())}, which is not that of the data")
+                self.fail(found, f"{tensor} has shape {list(shape)}, which is not that of the data")
 
     def node(self, expr: Expr, tensor: str, state: Match) -> States:
         """A node of that type, or the Transpose that moves one axis."""
@@ -175,18 +188,23 @@ class NodeMatcher(Arithmetic):
     def _attributes(
         self, expr: Call, node: NodeProto, values: dict[str, Any], inputs: list[str], state: Match
     ) -> States:
-        """The attributes that the pattern asks for; one named axis counts from the end, as Mean has it."""
+        """The attributes that the pattern asks for; one named axis counts from the end, as Mean has it, several from the
+        front."""
         rank = self.graph.rank(inputs[0]) if inputs else None
         bound = {}
         for name, wanted in expr.attributes.items():
             got = values.get(name)
             if name == "axis" and isinstance(got, int) and got >= 0:
                 got = None if rank is None or got >= rank else got - rank
+            if name == "axes" and got is not None and rank is not None:
+                got = tuple(sorted(axis % rank for axis in got))
+            if callable(wanted):
+                wanted = "not known" if rank is None else wanted(rank)
             if isinstance(wanted, Attr):
                 bound[wanted.name] = got
             elif got != wanted:
-                shown = "unknown" if got is None else got
-                self.fail(state, f"{node.op_type} {node.name}: {name} is {shown}, not {wanted}")
+                shown = ["unknown" if v is None else list(v) if isinstance(v, tuple) else v for v in (got, wanted)]
+                self.fail(state, f"{node.op_type} {node.name}: {name} is {shown[0]}, not {shown[1]}")
                 return
         yield from self.bind_all(bound, state)
 

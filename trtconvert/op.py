@@ -57,6 +57,8 @@ class Op:
     """Dtypes that the kernel takes as inputs, as numpy names them."""
     defaults: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Inputs that a pattern may lack, with the value that then fills them."""
+    parameter_axis: ClassVar[int] = -1
+    """Axes along which inputs after the first lie, where no attribute `axis` says it: -k the last k, 0 and above one."""
     landmarks: ClassVar[tuple[str, ...]] = ()
     """Op types that make a partial match worth reporting as a near miss."""
     source: ClassVar[str]

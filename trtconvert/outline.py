@@ -16,6 +16,7 @@ from trtconvert.pattern import (
     Either,
     Expr,
     Given,
+    Grouped,
     Mean,
     MoveAxis,
     Parts,
@@ -65,8 +66,8 @@ def needs(expr: Expr) -> Needs:
         return Needs(MEANS, (Near(MEANS - PRODUCTS | {"ReduceSum"}),))
     if isinstance(expr, MoveAxis):
         return Needs(frozenset(("Transpose",)), (Near(frozenset(("Transpose",))),))
-    if isinstance(expr, Reshaped):
-        return Needs(RESHAPES, (Near(RESHAPES),))
+    if isinstance(expr, Reshaped | Grouped):
+        return Needs(RESHAPES, _rarest_first([Near(RESHAPES), *needs(expr.x).near]))
     if isinstance(expr, Rearranged):
         return Needs(MOVERS, (Near(MOVERS - PASSES),))
     kinds = frozenset((expr.op_type,)) if isinstance(expr, Call | Quantized) else frozenset[str]()
@@ -81,7 +82,11 @@ def _arithmetic(parts: Parts, roots: frozenset[str]) -> Needs:
     """What the parts need; each further part takes one node that combines it with the others."""
     more = sum(max(1, int(abs(power))) for _, power in parts) - 1
     near = [Near(n.kinds, n.room + more) for part, _ in parts for n in needs(part).near]
-    return Needs(roots, tuple(sorted(near, key=lambda n: len(n.kinds))))
+    return Needs(roots, _rarest_first(near))
+
+
+def _rarest_first(near: list[Near]) -> tuple[Near, ...]:
+    return tuple(sorted(near, key=lambda n: len(n.kinds)))
 
 
 class Outline:

@@ -48,18 +48,19 @@ class Expr:
 
 
 @dataclass(frozen=True, eq=False)
-class Number(Expr):
-    """A constant, the same in every element."""
-
-    value: float
-
-
-@dataclass(frozen=True, eq=False)
 class Attr(Expr):
     """An attribute of the op: captured while matching (value None), known while emitting. As a tensor, a number."""
 
     name: str
     value: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Number(Expr):
+    """A constant, the same in every element. count: how many of them a node wants, if it does not broadcast one."""
+
+    value: float
+    count: Attr | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,14 +72,17 @@ class Var(Expr):
 
 @dataclass(frozen=True, eq=False)
 class PerChannel(Expr):
-    """An input of the op that has the shape of the normalised axes, broadcast against the data.
+    """An input of the op that has the shape of the normalised axes (see Mean), in any shape that broadcasts so. A number
+    below 0 counts the axes of the data as it stands there, moved or not.
 
-    axis: an attribute (see Mean), then the graph may hold it in any shape that broadcasts so; or a number, then the graph
-    holds it as [C] for that axis, as GroupNormalization takes it.
+    vector: the graph holds it as [C] for that axis, as GroupNormalization takes it. groups: or as one value for each group
+    of so many equal ones, as GroupNormalization took it before opset 21.
     """
 
     var: Var
     axis: Attr | int
+    vector: bool = False
+    groups: Attr | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +130,20 @@ class Rearranged(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Reshaped(Expr):
-    """A Reshape of x, all sizes known. shape: what it makes of x's shape. like: an input of the op whose shape it gives back."""
+    """A Reshape of x. shape: what it makes of x's shape, all sizes known. like: an input of the op whose shape it gives back."""
 
     x: Expr
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
     like: Expr | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped(Expr):
+    """The Reshape of x [N, C, ...] to [N, groups, ...] with `rest` axes behind, whose sizes do not matter."""
+
+    x: Expr
+    groups: Attr
+    rest: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +211,8 @@ Parts: TypeAlias = "tuple[tuple[Expr, float], ...]"
 ATTRIBUTE_INPUTS = {
     ("ReduceMean", 1): "axes",
     ("ReduceSum", 1): "axes",
+    ("ReduceSumSquare", 1): "axes",
+    ("ReduceL2", 1): "axes",
     ("Unsqueeze", 1): "axes",
     ("Squeeze", 1): "axes",
 }
@@ -243,7 +258,9 @@ def plus(left: Expr, right: Operand, sign: int) -> Expr:
 
 
 class Builder:
-    """`op` in a pattern: `op.Erf(x)` is a node of that type; the methods below are the rest of the vocabulary."""
+    """`op` in a pattern: `op.Erf(x)` is a node of that type; the methods below are the rest of the vocabulary.
+
+    An attribute of a node is a value, a symbol of the op's attributes, or a function of the rank."""
 
     def __getattr__(self, op_type: str) -> Callable[..., Expr]:
         if op_type.startswith("_"):
@@ -276,14 +293,30 @@ class Builder:
         """x with its elements in the shape of an input of the op."""
         return Reshaped(x, like=like)
 
+    def grouped(self, x: Expr, groups: Attr | int, rest: int = 1) -> Expr:
+        """x [N, C, ...] as [N, groups, ...], with so many axes behind."""
+        assert isinstance(groups, Attr)
+        return Grouped(x, groups, rest)
+
+    def filled(self, value: float, count: Attr | int) -> Expr:
+        """A vector of equal numbers."""
+        assert isinstance(count, Attr)
+        return Number(value, count)
+
     def given(self, x: Expr, **attributes: Any) -> Expr:
         """A spelling that means these values of the op's attributes; a function gets the rank."""
         return Given(x, attributes)
 
     def per_channel(self, var: Expr, axis: Attr | int) -> Expr:
-        """The op's input broadcast along the normalised axes (an attribute), or [C] along one axis (a number)."""
+        """The op's input broadcast along the normalised axes."""
         assert isinstance(var, Var)
         return PerChannel(var, axis)
+
+    def vector(self, var: Expr, axis: int, groups: Attr | int | None = None) -> Expr:
+        """The op's input as [C] for one axis, or as one value for each group of equal ones."""
+        assert isinstance(var, Var)
+        assert not isinstance(groups, int)
+        return PerChannel(var, axis, vector=True, groups=groups)
 
     def folded(self, scale: Expr, bias: Expr) -> tuple[Expr, Expr]:
         """A constant factor and a constant shift that go into the op's scale and bias."""
