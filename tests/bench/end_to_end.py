@@ -4,8 +4,8 @@
 
 The models are in tests/bench/models.py, with random weights, exported by PyTorch. All fusions are made, also those that `build`
 would leave native. Times: `trtconvert.timing.measure`, median of replays, both engines in turns. Error: relative L2 of the
-engine's output from onnxruntime's on the same model with the same weights in fp32, on the same input. An engine with plugins is to
-have at most twice the native one's error, plus 1e-6; exit code 1 if one has more, or a row fails. Each model runs in a child
+engine's output from onnxruntime's on the same model with the same weights in fp32, on the same input. An engine with plugins is
+to have at most twice the native one's error, plus 1e-6; exit code 1 if one has more, or a row fails. Each model runs in a child
 process, so that a crash costs one row.
 
 --folder keeps the exported models, and uses those that are there already; then torch is not needed. Needs a GPU.

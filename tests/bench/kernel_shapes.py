@@ -28,6 +28,16 @@ _INT8 = [
 ]
 
 
+_GROUPS = [
+    case(shape, (shape[1],), (shape[1],), num_groups=32)
+    for shape in ((16, 320, 128, 128), (8, 128, 512, 512), (64, 640, 32, 32), (1, 320, 64, 64), (1, 1280, 8, 8))
+]
+_SPACE = [
+    case(shape, (384,), (384,), axis=axis)
+    for shape, axis in (((64, 56, 56, 384), -1), ((64, 384, 56, 56), 1), ((1, 56, 56, 384), -1), ((1, 384, 14, 14), 1))
+]
+
+
 def _quantized(tested: Case) -> Case:
     return case(*tested.shapes, **dict(tested.attributes), y_scale=0.03)
 
@@ -42,4 +52,8 @@ ROWS: list[tuple[str, Case, str]] = [
         for tested, dtype in (*((t, HALF) for t in (*_LAST, *_FIRST, *_SMALL)), (_LAST[2], FULL), (_FIRST[0], FULL))
     ),
     *(("DequantizeGeluQuantize", tested, "int8") for tested in _INT8),
+    *(("GroupNormSilu", tested, HALF) for tested in _GROUPS),
+    *(("GlobalResponseNorm", tested, HALF) for tested in _SPACE),
+    *(("GroupNormSilu", _GROUPS[0], dtype) for dtype in (FULL, BRAIN)),
+    *(("GlobalResponseNorm", _SPACE[0], dtype) for dtype in (FULL, BRAIN)),
 ]
