@@ -1,29 +1,47 @@
-// What the kernels share. IO is the tensors' C++ type (float, __half or __nv_bfloat16), set by the compiler's -D.
-// Arithmetic is in float throughout.
+// What the kernels share. IO and OUT are the C++ types of the first input and the first output (float, __half,
+// __nv_bfloat16, signed char, ...), set by the compiler's -D. Arithmetic is in float throughout.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 typedef long long int64;
+typedef signed char int8;
 
 __device__ __forceinline__ float to_float(float v) { return v; }
 __device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float to_float(int8 v) { return float(v); }
 
+// Rounds to nearest even; int8 saturates as ONNX QuantizeLinear does, and makes 0 of NaN.
 template <typename T> __device__ __forceinline__ T from_float(float v);
 template <> __device__ __forceinline__ float from_float<float>(float v) { return v; }
 template <> __device__ __forceinline__ __half from_float<__half>(float v) { return __float2half_rn(v); }
 template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
+template <> __device__ __forceinline__ int8 from_float<int8>(float v) {
+    int rounded;
+    asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(rounded) : "f"(v));
+    return int8(rounded);
+}
 
-// 16 bytes of elements, moved by one instruction.
-constexpr int VECTOR = 16 / sizeof(IO);
-union Vector {
-    uint4 raw;
-    IO item[VECTOR];
-    __device__ Vector() {}
+// N neighbouring elements, moved by one instruction of up to 16 bytes.
+template <typename T, int N> struct alignas(sizeof(T) * N) Pack {
+    T item[N];
 };
+constexpr int VECTOR = 16 / sizeof(IO);
 
-__device__ __forceinline__ bool aligned16(const void* pointer) { return (reinterpret_cast<size_t>(pointer) & 15) == 0; }
+// Makes the compiler keep the elements as they are here, instead of a copy of each in float: half the registers.
+template <typename T, int N> __device__ __forceinline__ void keep_packed(Pack<T, N>& v) {
+    constexpr int BYTES = sizeof(T) * N;
+    if constexpr (BYTES % 4 == 0 && sizeof(T) < 4) {
+        unsigned* words = reinterpret_cast<unsigned*>(&v);
+#pragma unroll
+        for (int i = 0; i < BYTES / 4; ++i) asm volatile("" : "+r"(words[i]));
+    }
+}
+
+template <int BYTES> __device__ __forceinline__ bool aligned(const void* pointer) {
+    return (reinterpret_cast<size_t>(pointer) & (BYTES - 1)) == 0;
+}
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
@@ -44,22 +62,21 @@ template <int SIZE> __device__ __forceinline__ float block_sum(float v) {
     return v;
 }
 
-// VECTOR neighbouring elements by one access (WIDE: they are all there, and aligned), or the first `number` of them one by one.
+using Vector = Pack<IO, VECTOR>;  // what a thread reads or writes at once
+
+// A vector by one access (WIDE: all of it is there, and aligned), or the first `number` of its elements one by one.
 template <bool WIDE> __device__ __forceinline__ Vector read(const IO* from, int number) {
+    if constexpr (WIDE) return *reinterpret_cast<const Vector*>(from);
     Vector v;
-    if constexpr (WIDE) {
-        v.raw = *reinterpret_cast<const uint4*>(from);
-    } else {
 #pragma unroll
-        for (int i = 0; i < VECTOR; ++i) v.item[i] = i < number ? from[i] : from_float<IO>(0.0f);
-    }
+    for (int i = 0; i < VECTOR; ++i) v.item[i] = i < number ? from[i] : from_float<IO>(0.0f);
     return v;
 }
 
 // The same for writing what is not read again soon: it leaves the cache first.
 template <bool WIDE> __device__ __forceinline__ void write(IO* to, const Vector& v, int number) {
     if constexpr (WIDE) {
-        __stcs(reinterpret_cast<uint4*>(to), v.raw);
+        __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&v));
     } else {
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i)
@@ -67,24 +84,35 @@ template <bool WIDE> __device__ __forceinline__ void write(IO* to, const Vector&
     }
 }
 
-// erf(v). For 16-bit outputs Abramowitz-Stegun 7.1.26 (|error| <= 1.5e-7, far below their rounding) on the fast
-// exponential and reciprocal; for float the library's erff.
-__device__ __forceinline__ float erf_of(float v) {
-    if constexpr (sizeof(IO) == 4) return erff(v);
-    float a = fabsf(v);
-    float t = __fdividef(1.0f, fmaf(0.3275911f, a, 1.0f));
-    float poly = fmaf(fmaf(fmaf(fmaf(1.061405429f, t, -1.453152027f), t, 1.421413741f), t, -0.284496736f), t, 0.254829592f);
-    return copysignf(fmaf(-poly * t, __expf(-a * a), 1.0f), v);
+__device__ __forceinline__ float exp2_of(float v) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+    return result;
 }
 
-// tanh(v) = 1 - 2 / (1 + exp(2 v)) for 16-bit outputs; it saturates without overflow.
-__device__ __forceinline__ float tanh_of(float v) {
-    if constexpr (sizeof(IO) == 4) return tanhf(v);
-    return 1.0f - __fdividef(2.0f, 1.0f + __expf(fminf(2.0f * v, 80.0f)));
+__device__ __forceinline__ float reciprocal(float v) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+    return result;
 }
 
-// Gaussian error linear unit (ONNX Gelu, opset 20): x/2 (1 + erf(x / sqrt 2)), or its tanh approximation.
-template <bool APPROXIMATE> __device__ __forceinline__ float gelu(float x) {
-    if (APPROXIMATE) return 0.5f * x * (1.0f + tanh_of(0.7978845608f * fmaf(0.044715f * x * x, x, x)));
-    return 0.5f * x * (1.0f + erf_of(0.7071067812f * x));
+// x / (1 + exp(-x)): SiLU. Exact limits: infinity at infinity, NaN at NaN; -infinity gives NaN, as the formula does.
+__device__ __forceinline__ float silu(float x) { return x * reciprocal(1.0f + exp2_of(-1.442695041f * x)); }
+
+// Gaussian error linear unit (ONNX Gelu, opset 20): x/2 (1 + erf(x / sqrt 2)) = x Phi(x).
+//
+// float: the library's erff. 16-bit and int8: Phi(x) = 1 / (1 + 2^-(x p(x^2))), p a polynomial fitted so that |error| <= 4.8e-5
+// everywhere and the relative error is 1.4e-3 at most down to |y| = 6e-5: four times less than the rounding of 16 bits, with half
+// the instructions of an erf. NaN and infinities give what the formula gives.
+__device__ __forceinline__ float gelu_erf(float x) {
+    if constexpr (sizeof(IO) == 4) return 0.5f * x * (1.0f + erff(0.7071067812f * x));
+    float t = x * x;
+    float p = fmaf(fmaf(fmaf(fmaf(1.07010294e-6f, t, -2.90102125e-5f), t, -8.81294429e-4f), t, 0.106880449f), t, 2.30061984f);
+    return x * reciprocal(1.0f + exp2_of(-x * p));
+}
+
+// Its tanh approximation: x/2 (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+__device__ __forceinline__ float gelu_tanh(float x) {
+    float u = x * fmaf(0.1029432397f, x * x, 2.302208198f);  // 2 u / ln 2
+    return x * reciprocal(1.0f + exp2_of(-u));
 }

@@ -72,7 +72,7 @@ global_response_norm_squares(const IO* __restrict__ x, float* __restrict__ squar
     const IO* from = x + part.n * positions * channels + part.channel;
     float sum[VECTOR] = {};
     if (part.number > 0) {
-        if (channels % VECTOR == 0 && aligned16(x)) add_squares<true>(sum, from, part, channels);
+        if (channels % VECTOR == 0 && aligned<16>(x)) add_squares<true>(sum, from, part, channels);
         else add_squares<false>(sum, from, part, channels);
     }
     if (part.row < Y)
@@ -138,7 +138,7 @@ global_response_norm_apply(const IO* __restrict__ x, const IO* __restrict__ scal
         shift[i] = to_float(bias[c]);
     }
     const int64 offset = part.n * positions * channels + part.channel;
-    if (channels % VECTOR == 0 && aligned16(x) && aligned16(y)) apply<true>(x + offset, y + offset, part, channels, factor, shift);
+    if (channels % VECTOR == 0 && aligned<16>(x) && aligned<16>(y)) apply<true>(x + offset, y + offset, part, channels, factor, shift);
     else apply<false>(x + offset, y + offset, part, channels, factor, shift);
 }
 
@@ -154,7 +154,7 @@ global_response_norm_rows(const IO* __restrict__ x, float* __restrict__ norms, i
     if (row >= rows) return;
     const IO* from = x + row * positions;
     float sum = 0.0f;
-    if (positions % VECTOR == 0 && aligned16(x)) {
+    if (positions % VECTOR == 0 && aligned<16>(x)) {
 #pragma unroll 4
         for (int64 s = lane * VECTOR; s < positions; s += 32 * VECTOR) {
             const Vector v = read<true>(from + s, VECTOR);
@@ -170,7 +170,7 @@ global_response_norm_rows(const IO* __restrict__ x, float* __restrict__ norms, i
 }
 
 // grid: `per_block` channels each of all samples, from the last to the first; a warp takes a channel at a time.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 global_response_norm_planes(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias,
                             const float* __restrict__ norms, IO* __restrict__ y, int64 positions, int64 channels, int64 chunks,
                             int64 per_block, float epsilon) {
@@ -178,7 +178,7 @@ global_response_norm_planes(const IO* __restrict__ x, const IO* __restrict__ sca
     const int lane = threadIdx.x & 31;
     norms += n * channels;
     const float mean = mean_of(norms, channels);
-    const bool wide = positions % VECTOR == 0 && aligned16(x) && aligned16(y);
+    const bool wide = positions % VECTOR == 0 && aligned<16>(x) && aligned<16>(y);
     for (int64 c = min(channels, first + per_block) - 1 - threadIdx.x / 32; c >= first; c -= WARPS) {
         const float factor = factor_of(norms[c], mean, epsilon, scale[c]), shift = to_float(bias[c]);
         const int64 offset = (n * channels + c) * positions;

@@ -45,22 +45,17 @@ __device__ __forceinline__ float2 block_moments(const Moments& own, float length
     return make_float2(mean, block_sum<THREADS>(fmaf(own.count * d, d, own.squares)));
 }
 
-// The division is off by 2 ulp at most; what it makes 0, beyond 1 + exp(-v) = 2^126, is below every normal number.
-__device__ __forceinline__ float silu(float v) {
-    return __fdividef(v, 1.0f + (sizeof(IO) == 4 ? expf(-v) : __expf(-v)));
-}
-
 // What turns the elements of one group into results.
 struct Finish {
     float pivot, mean, rstd;
     const IO *scale, *bias;  // of the group's first channel
     unsigned spatial;
 
-    // of VECTOR elements from the `at`-th of the group on
-    __device__ __forceinline__ Vector operator()(const Vector& v, unsigned at, int number) const {
+    // of a vector, or its first elements, from the `at`-th of the group on; ONE: all of one channel
+    template <bool ONE> __device__ __forceinline__ Vector of(const Vector& v, unsigned at, int number) const {
         Vector out;
         unsigned channel = at / spatial;
-        if (spatial % VECTOR == 0) {  // all of one channel
+        if constexpr (ONE) {
             const float g = rstd * to_float(scale[channel]), b = to_float(bias[channel]);
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i)
@@ -118,11 +113,6 @@ __device__ __forceinline__ unsigned dynamic_shared_bytes() {
     return bytes;
 }
 
-// Makes the compiler convert v anew: kept as floats, its elements would take twice the registers.
-__device__ __forceinline__ void forget(Vector& v) {
-    asm volatile("" : "+r"(v.raw.x), "+r"(v.raw.y), "+r"(v.raw.z), "+r"(v.raw.w));
-}
-
 // Mean and squared deviations of the group, from those of the parts that the blocks of a cluster have.
 __device__ __forceinline__ float2 cluster_moments(const Moments& own, unsigned rank) {
     __shared__ float2 mine;
@@ -143,9 +133,10 @@ __device__ __forceinline__ float2 cluster_moments(const Moments& own, unsigned r
 
 template <bool WIDE>
 __device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO* bias, IO* to, unsigned rank, float epsilon) {
-    extern __shared__ uint4 kept[];
+    extern __shared__ uint4 kept_bytes[];
+    Vector* const kept = reinterpret_cast<Vector*>(kept_bytes);
     constexpr int held_rounds = WIDE ? HELD : 0, at_once = BATCH<WIDE>;
-    const int stored = held_rounds + int(dynamic_shared_bytes() / (THREADS * sizeof(uint4)));  // later ones are read again
+    const int stored = held_rounds + int(dynamic_shared_bytes() / (THREADS * sizeof(Vector)));  // later ones are read again
     const unsigned first = rank * PART, end = min(VECTORS, first + PART);
     auto index = [&](int round) { return first + unsigned(round) * THREADS + threadIdx.x; };
     const float pivot = to_float(from[0]);
@@ -169,7 +160,7 @@ __device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO*
         for (int r = 0; r < at_once; ++r) {
             unsigned i = index(round + r);
             if (i >= end) continue;
-            if (round + r < stored) kept[(round + r - held_rounds) * THREADS + threadIdx.x] = batch[r].raw;
+            if (round + r < stored) kept[(round + r - held_rounds) * THREADS + threadIdx.x] = batch[r];
             moments.add<WIDE>(batch[r], pivot, number(i));
         }
     }
@@ -177,11 +168,11 @@ __device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO*
         for (unsigned i = threadIdx.x; i < VECTORS; i += THREADS)
             if (i < first || i >= end) moments.add<WIDE>(read<WIDE>(from + i * VECTOR, number(i)), pivot, number(i));
 #pragma unroll
-    for (int r = 0; r < held_rounds; ++r) forget(held[r]);
+    for (int r = 0; r < held_rounds; ++r) keep_packed(held[r]);
     const float2 found = TOGETHER && CLUSTER > 1 ? cluster_moments(moments, rank) : block_moments(moments, float(LENGTH));
     const Finish finish{pivot, found.x, rsqrtf(found.y / float(LENGTH) + epsilon), scale, bias, SPATIAL};
     auto store = [&](const Vector& v, unsigned i) {
-        write<WIDE>(to + i * VECTOR, finish(v, i * VECTOR, number(i)), number(i));
+        write<WIDE>(to + i * VECTOR, finish.of<SPATIAL % VECTOR == 0>(v, i * VECTOR, number(i)), number(i));
     };
 #pragma unroll
     for (int r = 0; r < held_rounds; ++r)
@@ -191,7 +182,7 @@ __device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO*
         unsigned i = index(r);
         if (i >= end) break;
         Vector v;
-        if (r < stored) v.raw = kept[(r - held_rounds) * THREADS + threadIdx.x];
+        if (r < stored) v = kept[(r - held_rounds) * THREADS + threadIdx.x];
         else v = read<WIDE>(from + i * VECTOR, number(i));
         store(v, i);
     }
@@ -205,7 +196,7 @@ group_norm_silu_whole(const IO* __restrict__ x, const IO* __restrict__ scale, co
     const unsigned channel = group % unsigned(groups) * (LENGTH / SPATIAL);
     x += int64(group) * LENGTH;
     y += int64(group) * LENGTH;
-    if (LENGTH % VECTOR == 0 && aligned16(x) && aligned16(y))
+    if (LENGTH % VECTOR == 0 && aligned<16>(x) && aligned<16>(y))
         whole<LENGTH % VECTOR == 0>(x, scale + channel, bias + channel, y, rank, epsilon);
     else
         whole<false>(x, scale + channel, bias + channel, y, rank, epsilon);
@@ -215,7 +206,7 @@ group_norm_silu_whole(const IO* __restrict__ x, const IO* __restrict__ scale, co
 #else
 
 constexpr unsigned TILE = THREADS * VECTOR * BATCH<true>;
-template <bool WIDE> constexpr unsigned STEP = THREADS * VECTOR * BATCH<WIDE>;  // what is read at once
+template <int COUNT> constexpr unsigned STEP = THREADS * VECTOR * COUNT;  // elements, where a thread reads COUNT vectors at once
 
 // One slice of a group: `tiles` tiles, fewer at the end of the group.
 struct Slice {
@@ -234,10 +225,10 @@ struct Slice {
     __device__ __forceinline__ int number(unsigned at) const { return int(min(end - at, unsigned(VECTOR))); }
 };
 
-template <bool WIDE>
-__device__ __forceinline__ void load(Vector (&batch)[BATCH<WIDE>], const IO* from, const Slice& slice, unsigned step) {
+template <bool WIDE, int COUNT>
+__device__ __forceinline__ void load(Vector (&batch)[COUNT], const IO* from, const Slice& slice, unsigned step) {
 #pragma unroll
-    for (int r = 0; r < BATCH<WIDE>; ++r) {
+    for (int r = 0; r < COUNT; ++r) {
         unsigned at = slice.at(step, r);
         if (at < slice.end) batch[r] = read<WIDE>(from + at, slice.number(at));
     }
@@ -246,7 +237,7 @@ __device__ __forceinline__ void load(Vector (&batch)[BATCH<WIDE>], const IO* fro
 template <bool WIDE> __device__ __forceinline__ Moments moments_of(const IO* from, const Slice& slice) {
     const float pivot = to_float(from[0]);
     Moments moments;
-    for (unsigned step = slice.first; step < slice.end; step += STEP<WIDE>) {
+    for (unsigned step = slice.first; step < slice.end; step += STEP<BATCH<WIDE>>) {
         Vector batch[BATCH<WIDE>];
         load<WIDE>(batch, from, slice, step);
 #pragma unroll
@@ -263,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 group_norm_silu_statistics(const IO* __restrict__ x, float2* __restrict__ statistics, int64 length, int64 slices, int64 tiles) {
     const Slice slice(blockIdx.x, slices, tiles, length);
     const IO* from = x + slice.group * length;
-    const bool wide = length % VECTOR == 0 && aligned16(x);
+    const bool wide = length % VECTOR == 0 && aligned<16>(x);
     const Moments moments = wide ? moments_of<true>(from, slice) : moments_of<false>(from, slice);
     const float2 found = block_moments(moments, float(slice.end - slice.first));
     if (threadIdx.x == 0) statistics[blockIdx.x] = found;
@@ -286,16 +277,17 @@ __device__ __forceinline__ float2 merged(const float2* statistics, int64 slices,
 
 template <bool WIDE, class Merge>
 __device__ __forceinline__ void apply(const IO* from, IO* to, const Slice& slice, Finish& finish, Merge merge) {
-    const unsigned count = (slice.end - slice.first + STEP<WIDE> - 1) / STEP<WIDE>;
+    constexpr int COUNT = BATCH<WIDE>;
+    const unsigned count = (slice.end - slice.first + STEP<COUNT> - 1) / STEP<COUNT>;
     for (unsigned left = count; left > 0; --left) {
-        const unsigned step = slice.first + (left - 1) * STEP<WIDE>;
-        Vector batch[BATCH<WIDE>];
+        const unsigned step = slice.first + (left - 1) * STEP<COUNT>;
+        Vector batch[COUNT];
         load<WIDE>(batch, from, slice, step);
         if (left == count) merge();  // while the first reads are under way
 #pragma unroll
-        for (int r = 0; r < BATCH<WIDE>; ++r) {
+        for (int r = 0; r < COUNT; ++r) {
             unsigned at = slice.at(step, r);
-            if (at < slice.end) write<WIDE>(to + at, finish(batch[r], at, slice.number(at)), slice.number(at));
+            if (at < slice.end) write<WIDE>(to + at, finish.of<WIDE>(batch[r], at, slice.number(at)), slice.number(at));
         }
     }
 }
@@ -315,7 +307,7 @@ group_norm_silu_apply(const IO* __restrict__ x, const IO* __restrict__ scale, co
         finish.mean = found.x;
         finish.rstd = rsqrtf(found.y + epsilon);
     };
-    if (length % VECTOR == 0 && aligned16(x) && aligned16(y)) apply<true>(from, to, slice, finish, merge);
+    if (spatial % VECTOR == 0 && aligned<16>(x) && aligned<16>(y)) apply<true>(from, to, slice, finish, merge);
     else apply<false>(from, to, slice, finish, merge);
 }
 #endif

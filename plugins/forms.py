@@ -26,6 +26,11 @@ def gelu(op: Builder, x: Expr) -> Expr:
     )
 
 
+def not_a_gelu(approximate: str) -> str | None:
+    """Why the value of `approximate` names no GELU; None if it does."""
+    return None if approximate in ("none", "tanh") else f'approximate is {approximate!r}; it takes "none" or "tanh"'
+
+
 def _argument(op: Builder, x: Expr, times: int) -> Expr:
     """times sqrt(2 / pi) (x + 0.044715 x^3), multiplied out or not."""
     root, cubic = times * math.sqrt(2 / math.pi), 0.044715

@@ -105,7 +105,7 @@ class GroupNormSilu(Op):
         if CLUSTER * 64 <= vectors <= CLUSTER * 2 * HELD * 512:
             yield whole(2 * HELD, blocks=CLUSTER, most_threads=512)
         if not fits:
-            yield whole(10, most_threads=512)
+            yield whole(8, most_threads=512)
         if vectors > 2048:
             yield whole(0, most_threads=512)
 

@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import math
-import typing
 from collections.abc import Iterator
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
-from trtconvert.plugins.forms import biased_gelu, gelu, layer_norm
+from trtconvert.plugins import references
+from trtconvert.plugins.forms import biased_gelu, gelu, not_a_gelu
+from trtconvert.plugins.layer_norm import LayerNorm
+from trtconvert.plugins.normalized import Normalized
 
 from trtconvert import kernels
-from trtconvert.launch import Dim, Launch, Size, Tensor, ceil_div, product
-from trtconvert.op import Op, case
-from trtconvert.pattern import Attr, Builder, Expr
-
-_erf = np.frompyfunc(math.erf, 1, 1)
-VALUES = 32  # of a row that a thread keeps in registers
+from trtconvert.launch import Launch, Tensor
+from trtconvert.op import case
+from trtconvert.pattern import Builder, Expr
 
 
-class LayerNormGelu(Op):
+class LayerNormGelu(LayerNorm):
     """y = GELU((x - mean(x)) / sqrt(var(x) + epsilon) * scale + bias), mean and biased variance over `axis`.
 
-    axis -1, -2, ...: the last one, two, ... axes, as ONNX LayerNormalization has it; 1: the channels of [N, C, ...] alone.
-    x, y T; scale, bias T, of the shape of the normalised axes; T in float32, float16, bfloat16, arithmetic in float32.
-    approximate: "none" (erf) or "tanh". Source: ONNX LayerNormalization (opset 17) and Gelu (opset 20).
+    x, scale, bias, axis: see LayerNorm; y T. approximate: "none" (erf) or "tanh".
+    Source: ONNX LayerNormalization (opset 17) and Gelu (opset 20).
     """
 
-    epsilon: float = 1e-5
-    axis: int = -1
     approximate: str = "none"
     pattern = "layernorm-gelu"
-    defaults = MappingProxyType({"scale": 1.0, "bias": 0.0})
-    landmarks = (
-        "LayerNormalization",
-        "ReduceMean",
-        "GlobalAveragePool",
-        "GroupNormalization",
-        "InstanceNormalization",
-        "BatchNormalization",
-    )
     source = kernels.read("layer_norm_gelu.cu")
     cases = (
         case((197, 768), (768,), (768,)),
@@ -60,41 +45,15 @@ class LayerNormGelu(Op):
     )
 
     def patterns(self, op: Builder, x: Expr, scale: Expr, bias: Expr) -> Iterator[Expr]:
-        epsilon, axis = (
-            typing.cast(Attr, self.epsilon),
-            typing.cast(Attr, self.axis),
-        )  # in patterns, attributes are symbols
-        norm = layer_norm(op, x, scale, bias, epsilon, axis)
-        moved = op.move_axis(layer_norm(op, op.move_axis(x, 1, -1), scale, bias, epsilon, -1), -1, 1)
-        factor, shift = op.folded(scale, bias)
-        yield gelu(op, op.either(norm, norm + shift, norm * factor, norm * factor + shift, name="a LayerNorm"))
-        yield gelu(op, op.given(moved, axis=1))
+        norm, moved, folded = self.norms(op, x, scale, bias)
+        _, shift = op.folded(scale, bias)
+        yield gelu(op, folded)
+        yield gelu(op, moved)
         yield gelu(op, op.rearranged(norm))  # GELU is elementwise: it moves before any Transpose or Reshape
         yield biased_gelu(op, norm, shift)
 
     def accepts(self, x: Tensor, scale: Tensor, bias: Tensor) -> str | None:
-        if self.axis >= 0 and (self.axis != 1 or x.rank < 2):
-            return f"axis {self.axis} of a tensor of rank {x.rank}; it takes the last axes, or axis 1 alone"
-        if self.axis < -x.rank:
-            return f"axis {self.axis} of a tensor of rank {x.rank}"
-        if self.approximate not in ("none", "tanh"):
-            return f'approximate is {self.approximate!r}; it takes "none" or "tanh"'
-        if not (self.epsilon >= 0 and math.isfinite(self.epsilon)):
-            return f"epsilon is {self.epsilon}; it takes a finite number, 0 or above"
-        wanted = self._normalized(x)
-        for name, tensor in (("scale", scale), ("bias", bias)):
-            if tensor.dtype != x.dtype:
-                return f"{name} is {tensor.dtype}, x is {x.dtype}; it takes one dtype for both"
-            fits = [
-                isinstance(w, Dim) or isinstance(t, Dim) or w == t for w, t in zip(wanted, tensor.shape, strict=False)
-            ]
-            if tensor.rank != len(wanted) or not all(fits):
-                return f"{name} has shape {list(map(str, tensor.shape))}; it takes {list(map(str, wanted))}"
-        return None
-
-    def _normalized(self, x: Tensor) -> tuple[Size, ...]:
-        """Shape of the normalised axes."""
-        return x.shape[self.axis :] if self.axis < 0 else (x.shape[self.axis],)
+        return super().accepts(x, scale, bias) or not_a_gelu(self.approximate)
 
     def output(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         return x
@@ -102,51 +61,7 @@ class LayerNormGelu(Op):
     def reference(
         self, x: NDArray[np.float64], scale: NDArray[np.float64], bias: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        axes = tuple(range(self.axis, 0)) if self.axis < 0 else (self.axis,)
-        if self.axis > 0:
-            scale, bias = (v.reshape([-1] + [1] * (x.ndim - 1 - self.axis)) for v in (scale, bias))
-        d = x - x.mean(axes, keepdims=True)
-        z = d / np.sqrt((d * d).mean(axes, keepdims=True) + self.epsilon) * scale + bias
-        if self.approximate == "tanh":
-            return np.asarray(0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))))
-        return np.asarray(0.5 * z * (1 + _erf(z / math.sqrt(2)).astype(np.float64)))
+        return references.gelu(references.layer_norm(x, scale, bias, self.axis, self.epsilon), self.approximate)
 
-    def launch(self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor) -> Launch:
-        if self.axis == 1 and x.rank > 2:
-            return self._planes(x, scale, bias, y)
-        first = self.axis if self.axis < 0 else -1
-        channels, rows = product(x.shape[first:]), product(x.shape[:first])
-        group, known = _group(channels, (32, 128, 256, 512, 1024))
-        per_block = max(1, 128 // group)
-        return Launch(
-            "layer_norm_gelu_rows",
-            (ceil_div(rows, per_block), 1, 1),
-            (group * per_block, 1, 1),
-            (x, scale, bias, y, rows, channels, self.epsilon),
-            defines=self._defines(0, group, known),
-        )
-
-    def _planes(self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor) -> Launch:
-        channels, positions = x.shape[1], product(x.shape[2:])
-        group, known = _group(channels, (8, 16, 32))
-        return Launch(
-            "layer_norm_gelu_planes",
-            (x.shape[0] * ceil_div(positions, 32), 1, 1),
-            (32, group, 1),
-            (x, scale, bias, y, positions, channels, self.epsilon),
-            defines=self._defines(1, group, known),
-        )
-
-    def _defines(self, planes: int, group: int, channels: int) -> tuple[tuple[str, str], ...]:
-        approximate = "true" if self.approximate == "tanh" else "false"
-        values = {"PLANES": planes, "GROUP": group, "CHANNELS": channels, "TANH": approximate}
-        return tuple((name, str(value)) for name, value in values.items())
-
-
-def _group(channels: Size, groups: tuple[int, ...]) -> tuple[int, int]:
-    """Threads a row, and the channel count to compile in; 0 when it is unknown or no group holds a row in registers."""
-    if isinstance(channels, int):
-        for group in groups:
-            if channels <= group * VALUES:
-                return group, channels
-    return groups[-1], 0
+    def launch(self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor) -> Iterator[Launch]:
+        return Normalized(x, scale, bias, y, self.axis, self.epsilon, self.approximate).launches()

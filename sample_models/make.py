@@ -15,11 +15,15 @@ needs package versions that cannot be installed beside these: see make_keras.py.
 
 import io
 import sys
+import tempfile
+from pathlib import Path
 
 import onnx
+import onnxruntime
 import onnxscript
 import torch
 from common import Export, make
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -96,6 +100,21 @@ class FeatureExtractor(nn.Module):
     def forward(self, waveform: Tensor) -> Tensor:
         """[N, 1, T] -> [N, 64, T']."""
         return self.layers(waveform)
+
+
+class QuantizedMLP(nn.Module):
+    """Linear layers with LayerNorm and GELU, GELU alone, and LayerNorm alone between them."""
+
+    def __init__(self, dim: int = 96, hidden: int = 192) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(dim, hidden), nn.LayerNorm(hidden), nn.GELU())
+        self.second = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU())
+        self.third = nn.Sequential(nn.Linear(hidden, hidden), nn.LayerNorm(hidden))
+        self.last = nn.Linear(hidden, dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[N, dim] -> [N, dim]."""
+        return self.last(self.third(self.second(self.first(tokens))))
 
 
 class ViTBlock(nn.Module):
@@ -350,6 +369,33 @@ def near_miss() -> Export:
     return _export(NearMiss(), (2, 12, 64), "tokens", "output", dynamo=False, opset_version=17)
 
 
+class _Calibration(CalibrationDataReader):
+    """Random tokens for the quantizer."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], batches: int = 8) -> None:
+        self.feeds = iter([{name: torch.randn(shape).numpy()} for _ in range(batches)])
+
+    def get_next(self) -> dict | None:
+        """The next feed; None after the last."""
+        return next(self.feeds, None)
+
+
+def qdq_mlp() -> Export:
+    """An MLP in int8 by onnxruntime's static quantizer, symmetric, its Gemm nodes alone (dynamo, opset 20)."""
+    shape = (64, 96)
+    export = _export(QuantizedMLP(), shape, "tokens", "output", dynamo=True, opset_version=20)
+    options = {"ActivationSymmetric": True, "WeightSymmetric": True}
+    kinds = {"activation_type": QuantType.QInt8, "weight_type": QuantType.QInt8, "quant_format": QuantFormat.QDQ}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "quantized.onnx"
+        calibration = _Calibration("tokens", shape)
+        quantize_static(export.proto, path, calibration, op_types_to_quantize=["Gemm"], extra_options=options, **kinds)
+        export.proto = onnx.load(path)
+    export.exporter += f", onnxruntime {onnxruntime.__version__} quantize_static"
+    export.tolerance = 0.15
+    return export
+
+
 MODELS = (
     wav2vec2_features,
     wav2vec2_features_dynamic,
@@ -364,6 +410,7 @@ MODELS = (
     near_miss,
     resnet_block,
     convnextv2_block,
+    qdq_mlp,
 )
 
 

@@ -30,6 +30,7 @@ EXPECTED = {
     "ln_gelu_opset20": (2, 2),
     "near_miss": (0, 0),
     "pvt_mlp_dynamo": (1, 1),
+    "qdq_mlp": (3, 3),
     "resnet_block": (2, 2),
     "sam_upscaler": (1, 1),
     "tanh_gelu": (1, 1),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trtconvert.errors import ConvertError, NoUsableGpuError
 
 if TYPE_CHECKING:
+    from trtconvert.bench import BenchResult, bench
     from trtconvert.build import BuildResult, build
     from trtconvert.engine import Engine, load_engine
     from trtconvert.fuse import FuseResult, NearMiss, fuse
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "BenchResult": "bench",
+    "bench": "bench",
     "BuildOptions": "network",
     "BuildResult": "build",
     "build": "build",
@@ -49,6 +52,7 @@ _HOME = {
 }
 
 __all__ = [
+    "BenchResult",
     "BuildOptions",
     "BuildResult",
     "ConvertError",
@@ -61,6 +65,7 @@ __all__ = [
     "Op",
     "OutputResult",
     "VerifyResult",
+    "bench",
     "build",
     "case",
     "fuse",

@@ -48,18 +48,18 @@ class Site:
 
 def accept(view: GraphView, op: type[Op], match: Match, output: str) -> Site:
     """The site, or Refused: tensors inside that are needed elsewhere, inputs that the op or its broadcasting forbids."""
-    match, output = _with_cast(view, op, match, output)
+    instance = op(**{**op().values(), **match.attributes})
+    match, output = _with_cast(view, instance, match, output)
     nodes = _removable(view, match)
     _check_interior(view, nodes, output)
     inside = [name for name in match.bound.values() if view.producers.get(name) in nodes]
     if inside:
         raise Refused(f"{inside[0]}, which it makes itself, is also an input of it")
-    data = _Data(view, op, match, output)
-    instance = op(**{**op().values(), **match.attributes})
+    data = _Data(view, instance, match, output)
     for name, value in match.attributes.items():
         if isinstance(value, float) and not math.isclose(np.float32(value), value, rel_tol=1e-6):
             raise Refused(f"{name} is {value}, which float32 cannot hold")
-    data.check(op)
+    data.check()
     axis = int(match.attributes.get("axis", op.parameter_axis))
     parameters = _Parameters(view, op, match, data, axis).all()
     reason = instance.accepts(*data.symbols(parameters))
@@ -68,9 +68,16 @@ def accept(view: GraphView, op: type[Op], match: Match, output: str) -> Site:
     return Site(instance, match, nodes, output, data.dtype, data.rank, parameters)
 
 
-def _with_cast(view: GraphView, op: type[Op], match: Match, output: str) -> tuple[Match, str]:
+def _result_dtype(op: Op, dtype: str) -> str:
+    """The dtype of the op's result for data of this dtype, whatever its shape."""
+    some = [Tensor(dtype, tuple(Dim.of_input(i, axis) for axis in range(4))) for i in range(len(op.inputs()))]
+    return op.outputs(*some)[0].dtype
+
+
+def _with_cast(view: GraphView, op: Op, match: Match, output: str) -> tuple[Match, str]:
     """Where 16-bit data is computed in float32: the Cast back, if it is all that reads the result."""
-    dtype, readers = view.info(match.bound[op.inputs()[0]]).dtype, view.consumers.get(output, [])
+    dtype = _result_dtype(op, view.info(match.bound[op.inputs()[0]]).dtype)
+    readers = view.consumers.get(output, [])
     if view.info(output).dtype in ("", dtype) or len(readers) != 1 or output in view.outputs:
         return match, output
     node = view.nodes[readers[0]]
@@ -80,12 +87,13 @@ def _with_cast(view: GraphView, op: type[Op], match: Match, output: str) -> tupl
 
 
 def _removable(view: GraphView, match: Match) -> frozenset[int]:
-    """The nodes less those that only hand on the op's input (a Cast) to others as well: they stay for those."""
+    """The nodes less those that only hand on the op's input (a Cast, a DequantizeLinear) to others as well: they stay for
+    those."""
     nodes = set(match.nodes)
     kept = set(match.bound.values())
     for index in sorted(nodes):
         node = view.nodes[index]
-        if node.input and node.input[0] in kept and passes(view, node):
+        if node.input and node.input[0] in kept and (passes(view, node) or node.op_type == "DequantizeLinear"):
             shared = node.output[0] in view.outputs or set(view.consumers.get(node.output[0], ())) - nodes
             if shared:
                 nodes.discard(index)
@@ -110,8 +118,8 @@ def _check_interior(view: GraphView, nodes: frozenset[int], output: str) -> None
 class _Data:
     """The op's first input: dtype and shape, from whatever the graph knows."""
 
-    def __init__(self, view: GraphView, op: type[Op], match: Match, output: str) -> None:
-        self.view, self.match = view, match
+    def __init__(self, view: GraphView, op: Op, match: Match, output: str) -> None:
+        self.view, self.op, self.match = view, op, match
         self.name = match.bound[op.inputs()[0]]
         info, self.result = view.info(self.name), view.info(output)
         inside = [view.nodes[i] for i in sorted(match.nodes)]
@@ -124,22 +132,24 @@ class _Data:
             self.shape = (None,) * len(self.result.shape or ())
 
     def _dtype_of_the_rest(self) -> str:
-        """ONNX has one dtype for all operands: that of the result, or of any other input."""
-        others = [self.result, *(self.view.info(t) for t in (*self.match.bound.values(), *sorted(self.match.numbers)))]
+        """ONNX has one dtype for all operands: that of the result, if the op keeps it, or of any other input."""
+        kept = [self.result] if _result_dtype(self.op, "") == "" else []
+        others = [*kept, *(self.view.info(t) for t in (*self.match.bound.values(), *sorted(self.match.numbers)))]
         return next((i.dtype for i in others if i.dtype), "")
 
     @property
     def rank(self) -> int | None:
         return None if self.shape is None else len(self.shape)
 
-    def check(self, op: type[Op]) -> None:
+    def check(self) -> None:
+        op, wanted = self.op, _result_dtype(self.op, self.dtype)
         taken = (*op.dtypes, "float64") if "float32" in op.dtypes else op.dtypes  # TensorRT makes float of double
         if self.dtype not in taken:
             raise Refused(
                 f"the dtype of {self.name} is {self.dtype or 'unknown'}; the kernel takes {', '.join(op.dtypes)}"
             )
-        if self.result.dtype not in ("", self.dtype):
-            raise Refused(f"{self.name} is {self.dtype}, the result {self.result.dtype}; the op has one dtype for both")
+        if self.result.dtype not in ("", wanted):
+            raise Refused(f"{self.name} is {self.dtype}, the result {self.result.dtype}; the op makes it {wanted}")
         if not self.match.moved and self.shape is not None and self.result.shape is not None:
             pairs = [p for p in zip(self.shape, self.result.shape, strict=False) if all(isinstance(d, int) for d in p)]
             if len(self.shape) != len(self.result.shape) or any(a != b for a, b in pairs):

@@ -19,7 +19,7 @@ from trtconvert import gpu, launch
 from trtconvert.backend import Backend
 from trtconvert.compiled import Compiled, compile_op
 from trtconvert.errors import ConvertError
-from trtconvert.launch import Dim, Size, Tensor
+from trtconvert.launch import Counted, Dim, Size, Tensor
 from trtconvert.op import Op
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -175,10 +175,16 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
                 return builder.operation(getattr(trt.DimensionOperation, names[operator]), a, b)
 
             results = []
-            for output in self._op.outputs(*self._inputs(shapes)):
+            outputs = self._op.outputs(*self._inputs(shapes))
+            count = len(self._op.results(*self._inputs(shapes)))  # the next size tensor: they lie behind the results
+            for output in outputs:
                 dims = trt.DimsExprs(output.rank)
                 for axis, size in enumerate(output.shape):
                     dims[axis] = launch.fold(size, builder.constant, lambda i, a: inputs[i][a], apply)
+                    if isinstance(size, Counted):
+                        half = apply("^", dims[axis], builder.constant(2))  # what kernels are tuned for
+                        dims[axis] = builder.declare_size_tensor(count, half, dims[axis])
+                        count += 1
                 results.append(dims)
             return results
 
@@ -256,21 +262,25 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
         def on_shape_change(self, inputs: list[Any], _outputs: list[Any]) -> None:
             """Evaluate the launches for these shapes; enqueue then only fills in the pointers."""
             assert self.compiled is not None
-            sizes = tuple(inputs[tensor].dims[axis] for tensor, axis in self.compiled.dims)
+            dims = {tensor: inputs[tensor].dims for tensor in self.compiled.dims}
+            sizes = tuple(dims[tensor][axis] for tensor, axes in self.compiled.dims.items() for axis in axes)
             if sizes == self.sizes:  # TensorRT calls this before every enqueue
                 return
-            shapes: dict[int, dict[int, int]] = {}
-            for (tensor, axis), size in zip(self.compiled.dims, sizes, strict=True):
-                shapes.setdefault(tensor, {})[axis] = size
+            shapes = {
+                tensor: {axis: dims[tensor][axis] for axis in axes} for tensor, axes in self.compiled.dims.items()
+            }
             self.run = gpu.prepare(self.compiled.launches, self.compiled.images, shapes)
             self.sizes = sizes
 
-        @_kept(again=True)
         def enqueue(
             self, _input_desc: Any, _output_desc: Any, inputs: list[int], outputs: list[int], work: int, stream: int
         ) -> None:
             if self.run is not None:
-                self.run(inputs, outputs, work or 0, stream)
+                try:
+                    self.run(inputs, outputs, work, stream)
+                except ConvertError as error:  # not by `_kept`: an execution has microseconds
+                    _failures.append(error)
+                    raise
 
     class Creator(trt.IPluginCreatorV3One):  # type: ignore[misc]
         op: type[Op] | None = None
@@ -298,8 +308,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             if self.op is None:
                 raise ConvertError(f"plugin {self.name} can load plans here, but not build: its op is not registered")
             op = self.op(**{f.name: _field_value(f, self.op.attributes()[f.name]) for f in fields})
-            some = [Tensor(op.dtypes[0], _unknown_shape(i, 4), f"in {i}") for i in range(len(op.inputs()))]
-            count = len(op.outputs(*some))
+            count = len(op.outputs(*op.unknown_inputs()))
             return Plugin(_State(self.name, self.plugin_version, self.plugin_namespace, op, _targets.get(), count))
 
         def _from_plan(self, fields: Any) -> Any:

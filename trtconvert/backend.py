@@ -32,6 +32,8 @@ _INSTALL = {
 # Compute capabilities that TensorRT-RTX builds for ahead of time; sm_75 must be asked for (it lacks fp32 GEMM).
 RTX_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 RTX_EXTRA_TARGETS = ("sm_75",)
+# Standard ops that TensorRT-RTX's parser imports as a plugin of that name, version 1, which it does not bring along.
+RTX_PLUGIN_OPS = ("NonZero",)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _link(link: Path, target: Path) -> None:
 
 
 def supports(backend: Backend) -> Callable[[str], bool]:
-    """Whether the backend's ONNX parser has an importer for a standard op."""
+    """Whether the backend takes a standard op without a plugin."""
     trt = backend.trt
     log, _ = logger(backend)
     builder = trt.Builder(log)
@@ -156,6 +158,8 @@ def supports(backend: Backend) -> Callable[[str], bool]:
     keep = (log, builder, network)  # the parser needs them alive
 
     def supports(op_type: str) -> bool:
+        if backend.is_rtx and op_type in RTX_PLUGIN_OPS:
+            return False
         return bool(keep) and (op_type == "Constant" or bool(parser.supports_operator(op_type)))
 
     return supports

@@ -11,7 +11,7 @@ from onnx import FunctionProto, ModelProto, helper
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert import registry
-from trtconvert.emit import Emitter, available
+from trtconvert.emit import Emitter, available, quantizes
 from trtconvert.errors import ConvertError
 from trtconvert.graph import TensorInfo
 from trtconvert.model import elem_type
@@ -20,6 +20,7 @@ from trtconvert.pattern import Attr, Builder, Expr, Var
 
 DOMAIN = "trtconvert"
 _MIN_IR = 8  # the first IR version with functions in a model
+_NARROW = ("float16", "bfloat16", "int8")
 
 
 def spellings_of(op: type[Op], values: dict[str, Any] | None) -> Iterator[Expr]:
@@ -92,20 +93,22 @@ def spelled(op: type[Op], values: dict[str, Any], opset: int) -> Expr | None:
 def body(op: type[Op], values: dict[str, Any], opset: int, dtype: str, rank: int | None, domain: str) -> FunctionProto:
     """The op as an ONNX function, emitted from the first of its patterns that has these attribute values.
 
-    Like the kernels, it computes in float32 for 16-bit tensors. Float attributes stay attributes of the function, so that
-    nodes which differ in them share one body.
+    Like the kernels, it computes in float32 for 16-bit and int8 tensors; QuantizeLinear takes nothing wider. Float
+    attributes stay attributes of the function, so that nodes which differ in them share one body.
     """
     expr = spelled(op, values, opset)
     if expr is None:
         raise ConvertError(f"no pattern of {op.name} describes {values}", where=registry.origin(op))
-    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
-    names = {name: name if wide == dtype else f"{name}_{wide}" for name in op.inputs()}
+    wide = "float32" if dtype in _NARROW or quantizes(expr) else dtype
+    cast = wide != dtype != "int8"  # what is int8 is dequantized instead
+    names = {name: f"{name}_{wide}" if cast else name for name in op.inputs()}
     emitter = Emitter(opset, elem_type(wide), rank, values, names)
     casts = [
         helper.make_node("Cast", [k], [v], name=f"{k}_Cast", to=elem_type(wide)) for k, v in names.items() if k != v
     ]
-    emitter.emit(expr, "y" if wide == dtype else f"y_{wide}")
-    if wide != dtype:
+    back = cast and not quantizes(expr)
+    emitter.emit(expr, f"y_{wide}" if back else "y")
+    if back:
         emitter.nodes.append(helper.make_node("Cast", [f"y_{wide}"], ["y"], name="y_Cast", to=elem_type(dtype)))
     imports = [helper.make_opsetid("", opset)]
     return helper.make_function(

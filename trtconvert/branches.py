@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ _FOLDABLE = frozenset(
     )
 )  # fmt: skip
 _MOVES = frozenset(["Gather", "Slice"])
+Values: TypeAlias = "dict[tuple[int, str], NDArray[Any] | None]"
+"""Tensors of known value, by their view's id and name; None for those that have none."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,17 @@ def _choose(
 ) -> tuple[int, dict[int, str]] | None:
     """The first graph with Ifs of known condition: its index, and by node index the branch taken."""
     known = onnx_model.copy(model)
-    for value in known.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        for dim, given in zip(dims, shapes.get(value.name, ()), strict=False):
+    for declared in known.graph.input:
+        dims = declared.type.tensor_type.shape.dim
+        for dim, given in zip(dims, shapes.get(declared.name, ()), strict=False):
             if given is not None:
                 dim.dim_value = given
-    values: dict[tuple[int, str], NDArray[Any] | None] = {}
+    values: Values = {}
     for graph_index, view in enumerate(onnx_graph.views(known, folder)):
         found = {}
         for index, node in enumerate(view.graph.node):
             if node.op_type == "If" and node.domain in onnx_model.STANDARD_DOMAINS:
-                condition = _value(view, node.input[0], values)
+                condition = value(view, node.input[0], values)
                 if condition is not None and condition.size == 1:
                     found[index] = "then" if bool(condition.item()) else "else"
         if found:
@@ -88,8 +90,8 @@ def _choose(
 # --- what is known of a condition ----------------------------------------------------------------------------------
 
 
-def _value(view: GraphView, name: str, done: dict[tuple[int, str], NDArray[Any] | None]) -> NDArray[Any] | None:
-    """The tensor's value if it follows from constants and known dimensions."""
+def value(view: GraphView, name: str, done: Values) -> NDArray[Any] | None:
+    """The tensor's value if it follows from constants and known dimensions. done: what was found before, for the next call."""
     key = (id(view), name)
     if key not in done:
         done[key] = None  # a cycle is no constant
@@ -97,14 +99,14 @@ def _value(view: GraphView, name: str, done: dict[tuple[int, str], NDArray[Any] 
     return done[key]
 
 
-def _compute(view: GraphView, name: str, done: dict[tuple[int, str], NDArray[Any] | None]) -> NDArray[Any] | None:
+def _compute(view: GraphView, name: str, done: Values) -> NDArray[Any] | None:
     constant = view.constant(name)
     node = view.producer(name)
     if constant is not None:
         return constant
     if node is None:
         own = name in {i.name for i in view.graph.input} or name in view.initializers
-        return _value(view.parent, name, done) if view.parent is not None and not own else None
+        return value(view.parent, name, done) if view.parent is not None and not own else None
     if node.domain not in onnx_model.STANDARD_DOMAINS:
         return None
     if node.op_type in ("Shape", "Size"):
@@ -118,7 +120,7 @@ def _compute(view: GraphView, name: str, done: dict[tuple[int, str], NDArray[Any
     first = view.producer(node.input[0])
     if node.op_type in _MOVES and first is not None and first.op_type == "Shape":
         return _picked(view, node, _dims(view, first), done)
-    return _evaluate(view, node, [_value(view, i, done) for i in node.input if i])
+    return _evaluate(view, node, [value(view, i, done) for i in node.input if i])
 
 
 def _dims(view: GraphView, node: NodeProto) -> Sequence[int | str | None] | None:
@@ -132,12 +134,12 @@ def _picked(
     view: GraphView,
     node: NodeProto,
     dims: Sequence[int | str | None] | None,
-    done: dict[tuple[int, str], NDArray[Any] | None],
+    done: Values,
 ) -> NDArray[Any] | None:
     """Dimensions picked from a shape of which others may be open: the node is run on their positions."""
     if dims is None:
         return None
-    positions = _evaluate(view, node, [np.arange(len(dims)), *(_value(view, i, done) for i in node.input[1:] if i)])
+    positions = _evaluate(view, node, [np.arange(len(dims)), *(value(view, i, done) for i in node.input[1:] if i)])
     if positions is None or not all(isinstance(dims[p], int) for p in positions.flat):
         return None
     return np.asarray([dims[p] for p in positions.flat], np.int64).reshape(positions.shape)
@@ -145,14 +147,14 @@ def _picked(
 
 def _evaluate(view: GraphView, node: NodeProto, inputs: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
     feeds = dict(zip(filter(None, node.input), inputs, strict=True))
-    if any(value is None or value.size > onnx_graph.MAX_FOLDED for value in feeds.values()):
+    if any(array is None or array.size > onnx_graph.MAX_FOLDED for array in feeds.values()):
         return None
     try:
         with np.errstate(all="ignore"):
-            (value,) = ReferenceEvaluator(node, opsets={"": view.opset}).run(None, feeds)
+            (result,) = ReferenceEvaluator(node, opsets={"": view.opset}).run(None, feeds)
     except Exception:  # noqa: BLE001  # the evaluator's own errors are of many types; what it cannot compute is not known
         return None
-    return np.asarray(value)
+    return np.asarray(result)
 
 
 # --- the branch in place of the node -------------------------------------------------------------------------------

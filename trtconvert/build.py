@@ -11,16 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnx import ModelProto
+
 import trtconvert
-from trtconvert import launch, manifest, registry, shapes
+from trtconvert import gpu, launch, manifest, registry, shapes
 from trtconvert import model as onnx_model
-from trtconvert.backend import select, supports
+from trtconvert.backend import select
+from trtconvert.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
+from trtconvert.errors import NoUsableGpuError
 from trtconvert.files import check_outputs, write_files
-from trtconvert.fuse import NearMiss, fuse_model
-from trtconvert.lower import PluginNode, lower
+from trtconvert.fuse import NearMiss
+from trtconvert.lower import PluginNode
 from trtconvert.manifest import Manifest, PluginUse, model_io
-from trtconvert.network import BuildOptions, Network, Progress, choose_targets
+from trtconvert.neighbourhood import Surroundings
+from trtconvert.network import BuildOptions, Maker, Progress, choose_targets
 from trtconvert.rewrite import Fusion
+from trtconvert.trials import Trials
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class BuildResult:
     manifest: Manifest
     fusions: list[Fusion]
     near_misses: list[NearMiss]
+    choices: list[Choice]
+    whole: Whole | None
     plugin_nodes: list[PluginNode]
     notices: list[str]
     seconds: float
@@ -60,12 +68,11 @@ def build(
     onnx_model.check(proto, source)
     digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
     profile = shapes.profile(proto, options.shapes)
-    ops = registry.by_pattern(options.patterns)
-    fused = fuse_model(proto, source.parent, ops) if options.fuse else None
-    lowered = lower(proto, source.parent, supports(backend), profile.fixed)
-    plugin_nodes = lowered.plugin_nodes
-    network = Network(backend, options, lowered.model, source, plugin_nodes, targets)
-    data = network.build(profile.ranges, progress)
+    wanted = policy(options.fuse, options.patterns)
+    maker = Maker(backend, options, source, targets)
+    chosen = _choose(proto, wanted, maker, profile, progress)
+    made = chosen.made or maker.make(proto, profile, progress)
+    plugin_nodes, data = made.lowered.plugin_nodes, made.plan
     described = Manifest(
         tool=f"trtconvert {trtconvert.__version__}",
         backend=backend.name,
@@ -75,14 +82,17 @@ def build(
         model=_relative(source, plan),
         model_sha256=digest,
         fused_sha256=onnx_model.sha256(onnx_model.serialize(proto), proto, source.parent),
-        patterns=[op.pattern for op in ops] if options.fuse else [],
-        fusions=[dataclasses.asdict(f) for f in fused.fusions] if fused else [],
+        patterns=[op.pattern for op in wanted.ops],
+        fuse=options.fuse,
+        fusions=[dataclasses.asdict(f) for f in chosen.fusions],
+        choices=[dataclasses.asdict(c) for c in chosen.choices],
+        whole_engine=dataclasses.asdict(chosen.whole) if chosen.whole else {},
         targets=list(targets),
         profiles=[{name: {k: list(v) for k, v in vars(r).items()} for name, r in profile.ranges.items()}],
         onnx_inputs=model_io(proto, "input"),
         onnx_outputs=model_io(proto, "output"),
-        engine_inputs=network.inputs,
-        engine_outputs=network.outputs,
+        engine_inputs=made.inputs,
+        engine_outputs=made.outputs,
         plugins=_plugin_uses(plugin_nodes),
         plugin_files=[_relative(Path(f), plan) for f in options.plugins],
         precision="as in the model (strongly typed)",
@@ -92,12 +102,33 @@ def build(
     return BuildResult(
         plan,
         described,
-        fused.fusions if fused else [],
-        fused.near_misses if fused else [],
+        chosen.fusions,
+        chosen.near_misses,
+        chosen.choices,
+        chosen.whole,
         plugin_nodes,
-        [*profile.notices, *lowered.notes],
+        [*profile.notices, *made.lowered.notes, *chosen.notes],
         time.monotonic() - started,
     )
+
+
+def _choose(
+    proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.Profile, progress: Progress | None
+) -> Chosen:
+    """Fuse in place as wanted: what pays is measured where the engine can run here, else the shipped table says it."""
+    folder = maker.source.parent
+    if not wanted.ops:
+        return Chosen()
+    if wanted.forced:
+        return choose(proto, folder, wanted.ops, Forced(maker.options.fuse))
+    here, notes = gpu.current(), list[str]()
+    if here is not None and maker.targets == (here.arch,):
+        try:
+            return choose(proto, folder, wanted.ops, Trials(proto, wanted.ops, maker, profile, progress))
+        except NoUsableGpuError as error:
+            notes.append(f"fusions were not measured here: {error.what}")
+    table = Table(Surroundings(proto, folder, profile.ranges), maker.targets)
+    return dataclasses.replace(choose(proto, folder, wanted.ops, table), notes=notes)
 
 
 def _relative(path: Path, plan: Path) -> str:

@@ -270,8 +270,18 @@ def _fused_gemm(op: Writer, a: str, b: str, c: str = "") -> Outputs:
     return (op.node_of(activation, y, **attributes) if activation else y,)
 
 
+def _quantization(op: Writer, x: str, scale: str, zero_point: str = "") -> Outputs:
+    """QuantizeLinear and DequantizeLinear, which onnxruntime takes as its own for integers that ONNX had not yet."""
+    dtype = op.dtype(zero_point) if zero_point else ""
+    if op.opset < 21 and dtype not in ("", "int8", "uint8", "int32"):
+        raise op.refuse(f"is of {dtype}, which ONNX has from opset 21 on", "quantize to 8 bits, or export to opset 21")
+    axis = {name: value for name, value in op.attributes.items() if name == "axis" and op.opset >= 13}
+    return (op.node_of(op.node.op_type, x, scale, *filter(None, [zero_point]), **axis),)
+
+
 WRITERS: dict[str, Callable[..., Outputs]] = {
     "BiasGelu": _bias_gelu,
+    "DequantizeLinear": _quantization,
     "EmbedLayerNormalization": _embed_layer_norm,
     "FastGelu": _fast_gelu,
     "FusedConv": _fused_conv,
@@ -279,6 +289,7 @@ WRITERS: dict[str, Callable[..., Outputs]] = {
     "FusedMatMul": _fused_matmul,
     "Gelu": _gelu,
     "LayerNormalization": _layer_norm,
+    "QuantizeLinear": _quantization,
     "QuickGelu": _quick_gelu,
     "SimplifiedLayerNormalization": _simplified_layer_norm,
     "SkipLayerNormalization": _skip_layer_norm,

@@ -25,11 +25,14 @@ from trtconvert.pattern import (
     Number,
     PerChannel,
     Product,
+    Quantized,
     Rearranged,
     Reshaped,
     Sum,
     Var,
 )
+
+_QUANTIZED = 10  # the opset that brought QuantizeLinear
 
 
 class Emitter:
@@ -108,6 +111,8 @@ class Emitter:
         if isinstance(expr, Sum):
             terms = (*expr.terms, (expr.attr, 1.0)) if expr.attr is not None else expr.terms
             return self._chain([(self.emit(t), s) for t, s in terms], expr.offset, ("Add", "Sub"), output)
+        if isinstance(expr, Quantized):
+            return self._quantized(expr, output)
         assert isinstance(expr, Call)
         return self._call(expr, output)
 
@@ -124,6 +129,10 @@ class Emitter:
         return self._node(
             "Reshape", [self.emit(expr.var), self._ints([-1, *[1] * (self._known_rank() - 1 - axis)])], output
         )
+
+    def _quantized(self, expr: Quantized, output: str) -> str:
+        zero = self._node("Constant", [], value=helper.make_tensor("value", TensorProto.INT8, [], [0]))
+        return self._node(expr.op_type, [self.emit(expr.x), self._attribute_tensor(expr.scale), zero], output)
 
     def _known_rank(self) -> int:
         if self.rank is None:
@@ -165,6 +174,15 @@ def _schema_attributes(op_type: str, opset: int) -> set[str]:
     return set(onnx.defs.get_schema(op_type, max_inclusive_version=opset).attributes)
 
 
+def quantizes(expr: Expr) -> bool:
+    """Whether what the expression writes is int8."""
+    if isinstance(expr, Either):
+        return quantizes(expr.options[0])
+    if isinstance(expr, Given):
+        return quantizes(expr.x)
+    return isinstance(expr, Quantized) and expr.op_type == "QuantizeLinear"
+
+
 def available(expr: Expr, opset: int, values: Mapping[str, Any]) -> bool:
     """Whether every node of the expression exists in that opset, and whether it means these attribute values."""
     if isinstance(expr, Call):
@@ -182,6 +200,8 @@ def available(expr: Expr, opset: int, values: Mapping[str, Any]) -> bool:
     if isinstance(expr, Given):
         agrees = all(callable(value) or values[name] == value for name, value in expr.attributes.items())
         return agrees and available(expr.x, opset, values)
+    if isinstance(expr, Quantized):
+        return opset >= _QUANTIZED and available(expr.x, opset, values)
     if isinstance(expr, Mean | MoveAxis):
         return available(expr.x, opset, values)
     if isinstance(expr, Grouped):

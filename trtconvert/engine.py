@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from trtconvert import adapter, gpu, launch, manifest
 from trtconvert.backend import Backend, Log, logger, select
+from trtconvert.bound import Bound
 from trtconvert.errors import ConvertError, NoUsableGpuError
 from trtconvert.manifest import IO, Manifest
-from trtconvert.model import numpy_dtype
 
 if TYPE_CHECKING:
     from trtconvert.backend import types
@@ -90,59 +90,52 @@ class Engine:
         self.engine: types.ICudaEngine = self.runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
             raise _load_error(self.log, backend, path)
-        self.context: types.IExecutionContext = self.engine.create_execution_context()
-        adapter.raise_failure()
-        if self.context is None:
-            raise _load_error(self.log, backend, path)
         self.stream = self.device.create_stream()
         names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
         tensors = [self._io(name) for name in names]
         is_input = backend.trt.TensorIOMode.INPUT
         self.inputs = [t for t in tensors if self.engine.get_tensor_mode(t.name) == is_input]
         self.outputs = [t for t in tensors if self.engine.get_tensor_mode(t.name) != is_input]
+        self.context = self._new_context()
 
     def _io(self, name: str) -> IO:
         dtype = adapter.dtype_name(self.engine.get_tensor_dtype(name))
         return IO(name, dtype, [*adapter.sizes(self.engine.get_tensor_shape(name))])
 
+    def bind(self, shapes: Mapping[str, Sequence[int]]) -> Bound:
+        """Device buffers for these input shapes, with an execution context of their own, to be executed many times.
+
+        Bindings of several shapes may live side by side, each with its CUDA graph. ConvertError as for `run`.
+        """
+        return Bound(self, self._new_context(final_kernels=True), shapes)
+
+    def _new_context(self, final_kernels: bool = False) -> types.IExecutionContext:
+        context: types.IExecutionContext | None
+        if final_kernels and self.backend.is_rtx and any(-1 in (t.shape or ()) for t in self.inputs):
+            # RTX runs a fallback kernel until one for the shape is compiled in the background; a graph would keep that.
+            config: Any = self.engine.create_runtime_config()
+            strategy = self.backend.trt.DynamicShapesKernelSpecializationStrategy.EAGER
+            config.dynamic_shapes_kernel_specialization_strategy = strategy
+            context = self.engine.create_execution_context(config)
+        else:
+            context = self.engine.create_execution_context()
+        adapter.raise_failure()
+        if context is None:
+            raise _load_error(self.log, self.backend, self.path)
+        return context
+
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run once on host arrays and wait for the results. ConvertError for a missing name, wrong dtype or shape."""
-        unknown = set(feeds) ^ {t.name for t in self.inputs}
-        if unknown:
-            raise ConvertError(f"the engine's inputs are {[t.name for t in self.inputs]}, got {sorted(feeds)}")
-        buffers = []
-        for tensor in self.inputs:
-            array = np.ascontiguousarray(feeds[tensor.name])
-            if array.dtype != numpy_dtype(tensor.dtype):
-                raise ConvertError(f"input {tensor.name!r} is {array.dtype}, the engine takes {tensor.dtype}")
-            if not self.context.set_input_shape(tensor.name, array.shape):
-                raise ConvertError(
-                    f"input {tensor.name!r} has shape {list(array.shape)}, outside the engine's profile {tensor.shape}",
-                    fix="build with a --shape range that holds it",
-                )
-            buffers.append(self._bind(tensor.name, array.nbytes))
-            self._copy(buffers[-1], array, to_device=True)
-        results = {}
-        for tensor in self.outputs:
-            array = np.empty(adapter.sizes(self.context.get_tensor_shape(tensor.name)), numpy_dtype(tensor.dtype))
-            buffers.append(self._bind(tensor.name, array.nbytes))
-            results[tensor.name] = array
-        if not self.context.execute_async_v3(int(self.stream.handle)):
-            adapter.raise_failure()
-            raise ConvertError(f"the engine failed: {self.log.cause()}", where=str(self.path))
-        for buffer, array in zip(buffers[len(self.inputs) :], results.values(), strict=True):
-            self._copy(buffer, array, to_device=False)
-        self.stream.sync()
-        return results
+        arrays = {name: np.asarray(array) for name, array in feeds.items()}
+        bound = Bound(self, self.context, {name: array.shape for name, array in arrays.items()})
+        bound.write(arrays)
+        bound.execute()
+        return bound.read()
 
-    def _bind(self, name: str, size: int) -> Any:
-        buffer = self.device.allocate(max(size, 1), stream=self.stream)
-        self.context.set_tensor_address(name, int(buffer.handle))
-        return buffer
-
-    def _copy(self, buffer: Any, array: NDArray[Any], to_device: bool) -> None:
-        if array.nbytes:
-            gpu.copy(int(buffer.handle), array.ctypes.data, array.nbytes, int(self.stream.handle), to_device)
+    def check_names(self, given: Iterable[str]) -> None:
+        """ConvertError unless these are the names of the inputs."""
+        if set(given) != {t.name for t in self.inputs}:
+            raise ConvertError(f"the engine's inputs are {[t.name for t in self.inputs]}, got {sorted(given)}")
 
 
 def _load_error(log: Log, backend: Backend, path: Path) -> ConvertError:

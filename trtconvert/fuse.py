@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from onnx import ModelProto, NodeProto
 
@@ -25,6 +26,8 @@ from trtconvert.outline import Outline, needs
 from trtconvert.pattern import Expr
 from trtconvert.rewrite import Fusion, Rewriter
 
+Keep: TypeAlias = Callable[[tuple[str, str]], bool]
+"""Whether a fusion of that `Fusion.key` may be made."""
 _MAX_BETWEEN = 4  # sums and products between a near miss and one of the op's landmarks
 
 
@@ -71,19 +74,25 @@ def fuse(model: str | Path, patterns: Sequence[str] = (), output: str | Path | N
     return result
 
 
-def fuse_model(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> FuseResult:
-    """Fuse in place. `folder` is where the model's external data lies.
+def fuse_model(model: ModelProto, folder: Path, ops: Sequence[type[Op]], keep: Keep = lambda _: True) -> FuseResult:
+    """Fuse in place what may be kept. `folder` is where the model's external data lies.
 
-    Local functions are opened if that lets something be fused; otherwise they stay.
+    Local functions are opened if that lets something be fused; otherwise they stay. Where a fusion is not kept, another
+    one may take part of its nodes.
     """
-    opened = model
-    if not all(is_ours(f.domain) for f in model.functions):
-        opened = inline_local(onnx_model.copy(model), lambda f: not is_ours(f.domain))
-    result = _fuse_graphs(opened, folder, ops)
+    opened = opened_for_fusing(model)
+    result = _fuse_graphs(opened, folder, ops, keep)
     if opened is not model and result.fusions:
         model.CopyFrom(opened)
     result.model = model
     return result
+
+
+def opened_for_fusing(model: ModelProto) -> ModelProto:
+    """The model as the search sees it: itself, or a copy in which its local functions are opened."""
+    if all(is_ours(f.domain) for f in model.functions):
+        return model
+    return inline_local(onnx_model.copy(model), lambda f: not is_ours(f.domain))
 
 
 @contextmanager
@@ -100,13 +109,13 @@ def _uncollected() -> Iterator[None]:
 
 
 @_uncollected()
-def _fuse_graphs(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> FuseResult:
+def _fuse_graphs(model: ModelProto, folder: Path, ops: Sequence[type[Op]], keep: Keep) -> FuseResult:
     result = FuseResult(model)
     spellings = [Spelling(op, expr, needs(expr).roots) for op in ops for expr in spellings_of(op, None)]
     writing = Writing(model)
     orphans: dict[int, set[str]] = {}  # of graphs inside, by the id of the view around them
     for view in reversed(views(model, folder)):  # a graph's nodes are written anew, with the graphs in them
-        finder = _Finder(view, spellings, writing)
+        finder = _Finder(view, spellings, writing, keep)
         sites = finder.sites()
         result.near_misses += finder.near_misses(sites)
         writer = Rewriter(writing, view)
@@ -136,8 +145,8 @@ class Spelling:
 class _Finder:
     """Looks for the spellings in one graph."""
 
-    def __init__(self, view: GraphView, spellings: Sequence[Spelling], writing: Writing) -> None:
-        self.view, self.writing, self.reading = view, writing, Reading(view)
+    def __init__(self, view: GraphView, spellings: Sequence[Spelling], writing: Writing, keep: Keep) -> None:
+        self.view, self.writing, self.reading, self.keep = view, writing, Reading(view), keep
         self.outline = Outline(view)
         self.matcher = Matcher(self.reading, self.outline)
         self.refusals: list[tuple[NearMiss, frozenset[int]]] = []
@@ -147,14 +156,16 @@ class _Finder:
                 self.by_root.setdefault(op_type, []).append(spelling)
 
     def sites(self) -> list[Site]:
-        """Matches in graph order, no two sharing a node."""
+        """Matches in graph order, no two sharing a node. The search goes backwards, so that of two matches the one that
+        reaches further is found first."""
         found: list[Site] = []
         taken: set[int] = set()
-        for index, node in enumerate(self.view.nodes):
+        for index, node in reversed(list(enumerate(self.view.nodes))):
             if index not in taken and node.output and (site := self._site_at(node, taken)) is not None:
                 found.append(site)
                 taken |= site.nodes
-        return found
+        self.refusals.reverse()
+        return found[::-1]
 
     def _site_at(self, node: NodeProto, taken: set[int]) -> Site | None:
         refused: dict[type[Op], tuple[NearMiss, frozenset[int]]] = {}
@@ -169,11 +180,13 @@ class _Finder:
                     site = accept(self.view, op, match, output)
                     if not self.writing.writable(op, site.op.values()):
                         raise Refused(f"its function body cannot be written in opset {self.view.opset}")
+                    if not self.keep((op.name, self.view.path + site.output)):
+                        break
                     return site
                 except Refused as refusal:
                     miss = NearMiss(op.pattern, self._path(node), str(refusal), len(match.nodes), complete=True)
                     refused.setdefault(op, (miss, match.nodes))
-        self.refusals += refused.values()
+        self.refusals += reversed(refused.values())
         return None
 
     def _path(self, node: NodeProto) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from trtconvert.errors import ConvertError, NoUsableGpuError
-from trtconvert.launch import Launch, Launches, Shapes, Tensor, Work, evaluate
+from trtconvert.launch import Launch, Launches, Shapes, Size, Tensor, Work, evaluate
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,10 @@ def choose_image(images: Mapping[str, bytes], arch: str) -> bytes:
 
 @lru_cache(maxsize=256)
 def load_kernel(image: bytes, name: str) -> Any:
-    """A kernel handle, good in every CUDA context of this process. The image is loaded once."""
+    """A kernel, good in every CUDA context of this process. The image is loaded once."""
     driver = _driver()
     library = _call(driver.cuLibraryLoadData(image, None, None, 0, None, None, 0))
-    return driver.CUfunction(int(_call(driver.cuLibraryGetKernel(library, name.encode()))))
+    return _call(driver.cuLibraryGetKernel(library, name.encode()))
 
 
 _SHARED_UNASKED = 32 * 1024  # bytes; a kernel has 48 KB without asking, some of them perhaps by declaration
@@ -110,83 +111,97 @@ def allow_shared(kernel: Any, wanted: int) -> int:
     if wanted <= _SHARED_UNASKED:
         return wanted
     driver = _driver()
-    handle, device, attribute = (
-        driver.CUkernel(int(kernel)),
-        _call(driver.cuCtxGetDevice()),
-        driver.CUfunction_attribute,
-    )
-    most = _call(
-        driver.cuDeviceGetAttribute(
-            driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device
-        )
-    )
-    static = _call(driver.cuKernelGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, handle, device))
-    given = min(wanted, int(most) - int(static))
-    _call(driver.cuKernelSetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, given, handle, device))
+    device, attribute = _call(driver.cuCtxGetDevice()), driver.CUfunction_attribute
+    optin = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    most = int(_call(driver.cuDeviceGetAttribute(optin, device)))
+    static = int(_call(driver.cuKernelGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device)))
+    given = min(wanted, most - static)
+    _call(driver.cuKernelSetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, given, kernel, device))
     return given
 
 
-Run: TypeAlias = Callable[[Sequence[int], Sequence[int], int, int], None]
+Run: TypeAlias = Callable[[list[int], list[int], int, int], None]
 """Launches on input pointers, output pointers, the lent memory's pointer and a stream."""
 
 
 def prepare(launches: Launches, images: Mapping[str, bytes], shapes: Shapes) -> Run | None:
-    """Evaluate launches for these input shapes. Returns a function that launches without allocating anything; None when
-    all grids are empty, so that there is nothing to compute.
+    """Evaluate launches for these input shapes, in the current CUDA context. Returns a function that launches without
+    allocating anything; None when all grids are empty, so that there is nothing to compute.
     """
-    slots = _Slots([], [], [])
-    calls = [call for launch in launches if (call := _prepare_one(launch, images, shapes, slots)) is not None]
-    if not calls:
+    slots = {a.slot for one in launches for a in one.args if isinstance(a, Tensor)}
+    ends = [1 + max((int(s.split()[1]) for s in slots if s.startswith(side)), default=-1) for side in ("in", "out")]
+    offsets = [evaluate(a.offset, shapes) for one in launches for a in one.args if isinstance(a, Work)]
+    pointers = (ctypes.c_uint64 * (sum(ends) + len(offsets)))()
+    places = iter(range(sum(ends), len(pointers)))
+    calls = [_prepare_one(launch, images, shapes, pointers, ends[0], places) for launch in launches]
+    launched = [call for call in calls if call is not None]
+    if not launched:
         return None
-    launch_kernel = _driver().cuLaunchKernel
-
-    def run(inputs: Sequence[int], outputs: Sequence[int], work: int, stream: int) -> None:
-        for pointer, index in slots.inputs:
-            pointer.value = inputs[index]
-        for pointer, index in slots.outputs:
-            pointer.value = outputs[index]
-        for pointer, offset in slots.work:
-            pointer.value = work + offset
-        for kernel, sizes, array, _ in calls:
-            (status,) = launch_kernel(kernel, *sizes, stream, array, 0)
-            if status:
-                _call((status,))
-
-    return run
+    return _launcher(launched, pointers, ends, offsets)
 
 
-class _Slots(NamedTuple):
-    """Pointer arguments that are filled in before each launch: each with the tensor's index, or the offset in bytes."""
+class _Call(NamedTuple):
+    """A launch, ready: its array of arguments by address; alive: what that array and its entries lie in."""
 
-    inputs: list[tuple[ctypes.c_void_p, int]]
-    outputs: list[tuple[ctypes.c_void_p, int]]
-    work: list[tuple[ctypes.c_void_p, int]]
+    function: Any
+    sizes: tuple[int, ...]  # grid, block and shared memory
+    array: int
+    alive: object
 
 
 def _prepare_one(
-    launch: Launch, images: Mapping[str, bytes], shapes: Shapes, slots: _Slots
-) -> tuple[Any, tuple[int, ...], int, Any] | None:
-    """Kernel; grid, block and shared memory; address of the array of arguments, and what it points to, kept alive."""
+    launch: Launch,
+    images: Mapping[str, bytes],
+    shapes: Shapes,
+    pointers: ctypes.Array[ctypes.c_uint64],
+    outputs: int,
+    works: Iterator[int],
+) -> _Call | None:
+    """pointers: inputs, then outputs (from index `outputs` on), then an entry for each Work."""
     sizes = tuple(evaluate(size, shapes) for size in (*launch.grid, *launch.block, launch.shared))
+    first, addresses = ctypes.addressof(pointers), list[int]()
+    values: list[ctypes.c_float | ctypes.c_longlong] = []
+    for argument in launch.args:
+        if isinstance(argument, Tensor):
+            side, index = argument.slot.split()
+            addresses.append(first + 8 * (int(index) + (outputs if side == "out" else 0)))
+        elif isinstance(argument, Work):
+            addresses.append(first + 8 * next(works))
+        else:
+            values.append(_number(argument, shapes))
+            addresses.append(ctypes.addressof(values[-1]))
     if 0 in sizes[:3]:
         return None
     kernel = load_kernel(choose_image(images, require().arch), launch.kernel)
     sizes = (*sizes[:6], allow_shared(kernel, sizes[6]))
-    values: list[Any] = []
-    for argument in launch.args:
-        if isinstance(argument, Tensor):
-            side, index = argument.slot.split()
-            values.append(ctypes.c_void_p())
-            (slots.inputs if side == "in" else slots.outputs).append((values[-1], int(index)))
-        elif isinstance(argument, Work):
-            values.append(ctypes.c_void_p())
-            slots.work.append((values[-1], evaluate(argument.offset, shapes)))
-        elif isinstance(argument, float):
-            values.append(ctypes.c_float(argument))
-        else:
-            values.append(ctypes.c_longlong(evaluate(argument, shapes)))
-    addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    return kernel, sizes, ctypes.addressof(addresses), (addresses, values)
+    array = (ctypes.c_void_p * len(addresses))(*addresses)
+    function = _call(_driver().cuKernelGetFunction(kernel))
+    return _Call(function, sizes, ctypes.addressof(array), (array, values))
+
+
+def _number(argument: Size | float, shapes: Shapes) -> ctypes.c_float | ctypes.c_longlong:
+    return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_longlong(evaluate(argument, shapes))
+
+
+def _launcher(
+    calls: Sequence[_Call], pointers: ctypes.Array[ctypes.c_uint64], ends: Sequence[int], offsets: Sequence[int]
+) -> Run:
+    """The function that is called for each execution: it counts in microseconds."""
+    launch_kernel = _driver().cuLaunchKernel
+    inputs_end, outputs_end = ends[0], sum(ends)
+    ready = [(call.function, *call.sizes, call.array) for call in calls]
+
+    def run(inputs: list[int], outputs: list[int], work: int, stream: int, _alive: object = calls) -> None:
+        pointers[:inputs_end] = [*inputs[:inputs_end]]
+        pointers[inputs_end:outputs_end] = [*outputs[: outputs_end - inputs_end]]
+        if offsets:
+            pointers[outputs_end:] = [work + offset for offset in offsets]
+        for function, x, y, z, block_x, block_y, block_z, shared, array in ready:
+            (status,) = launch_kernel(function, x, y, z, block_x, block_y, block_z, shared, stream, array, 0)
+            if status:
+                _call((status,))
+
+    return run
 
 
 def copy(device: int, host: int, size: int, stream: int, to_device: bool) -> None:
@@ -196,3 +211,55 @@ def copy(device: int, host: int, size: int, stream: int, to_device: bool) -> Non
         _call(driver.cuMemcpyHtoDAsync(device, host, size, stream))
     else:
         _call(driver.cuMemcpyDtoHAsync(host, device, size, stream))
+
+
+def clear(device: int, size: int, stream: int) -> None:
+    """Set `size` bytes of device memory to zero, ordered on the stream."""
+    if size:
+        _call(_driver().cuMemsetD8Async(device, 0, size, stream))
+
+
+def capture(stream: int, work: Callable[[], object]) -> Callable[[], None]:
+    """Capture what `work` puts on the stream in a CUDA graph. Returns the function that launches the graph there.
+
+    Captured for this thread only: what others do meanwhile is no fault. Raises what `work` raises, and ConvertError where
+    it did what cannot be captured.
+    """
+    driver = _driver()
+    handle = driver.CUstream(stream)
+    _call(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+    try:
+        work()
+    except BaseException:
+        driver.cuStreamEndCapture(handle)  # so that the stream can be used again; its graph is no good
+        raise
+    graph = _call(driver.cuStreamEndCapture(handle))
+    try:
+        ready = _call(driver.cuGraphInstantiate(graph, 0))
+    finally:
+        driver.cuGraphDestroy(graph)
+
+    def launch() -> None:
+        (status,) = driver.cuGraphLaunch(ready, handle)
+        if status:
+            _call((status,))
+
+    weakref.finalize(launch, driver.cuGraphExecDestroy, ready)
+    return launch
+
+
+class Event:
+    """A point in a stream's work at which the device takes the time."""
+
+    def __init__(self) -> None:
+        driver = _driver()
+        self._event, self._record = _call(driver.cuEventCreate(0)), driver.cuEventRecord
+        weakref.finalize(self, driver.cuEventDestroy, self._event)
+
+    def record(self, stream: int) -> None:
+        """Put the event on the stream."""
+        _call(self._record(self._event, stream))
+
+    def microseconds_since(self, earlier: Event) -> float:
+        """Time on the device between both, which must have passed: wait for the stream before."""
+        return float(_call(_driver().cuEventElapsedTime(earlier._event, self._event))) * 1000

@@ -87,6 +87,17 @@ def _tokens(size: Size) -> tuple[str, ...]:
     return (str(size),) if isinstance(size, int) else size.tokens
 
 
+class Counted(Dim):
+    """An output dimension that depends on the data: the kernel writes it, and it is at most `upper`.
+
+    The kernel gets a further output for each of them, an int64 scalar, behind the op's own. In arithmetic it counts as
+    its upper bound, so that the size of a tensor is that of its memory.
+    """
+
+    def __init__(self, upper: Size) -> None:
+        super().__init__(_tokens(upper))
+
+
 def ceil_div(a: Size, b: Size) -> Size:
     """a / b, rounded up."""
     return _combine(a, b, "^")

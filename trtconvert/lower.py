@@ -17,6 +17,7 @@ from trtconvert.bodies import is_ours
 from trtconvert.errors import ConvertError
 from trtconvert.functions import expand, inline_local
 from trtconvert.op import Op
+from trtconvert.quantization import dequantize_biases
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ def lower(
     """Prepare a copy for parsing: bodies that fuse wrote go, where the op has a creator (older parsers would take them
     instead of the plugin), other local functions are inlined (a function named like a standard op would be taken for
     that op), onnxruntime's ops without a plugin are written as standard ones, an If of known condition gives way to its
-    branch, standard ops that TensorRT lacks to the body that ONNX defines for them, plugin nodes get all attributes,
-    every node a unique name.
+    branch, standard ops that TensorRT lacks to the body that ONNX defines for them if no op of that name is registered,
+    biases of quantized models to floats, plugin nodes get all attributes and outputs, every node a unique name.
 
-    folder: of external data. supports: whether TensorRT's parser has an importer for a standard op. shapes: known
-    dimensions of inputs that the model leaves open. Raises ConvertError that lists every node which neither ONNX, nor a
-    function, nor a registered op defines, or that says why one of onnxruntime's ops cannot be written as standard ones.
+    folder: of external data. supports: whether TensorRT takes a standard op without a plugin. shapes: known dimensions
+    of inputs that the model leaves open. Raises ConvertError that lists every node which neither ONNX, nor a function,
+    nor a registered op defines, or that says why one of onnxruntime's ops cannot be written as standard ones.
     """
     copy = onnx_model.copy(model)
     kept = [f for f in copy.functions if not (is_ours(f.domain) and registry.find(f.name))]
@@ -59,15 +60,19 @@ def lower(
     copy, notes = _standard(inline_local(copy), folder)
     folds = branches.fold(copy, folder, shapes)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
-    copy, expanded = expand(copy, supports)
+    copy, expanded = expand(copy, lambda op_type: supports(op_type) or registry.find(op_type) is not None)
     notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
+    if biases := dequantize_biases(copy, folder):
+        notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))
     _name(nodes)
     custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]
     unknown = [node for node in custom if registry.find(node.op_type) is None]
     if unknown:
         raise _unknown(unknown)
-    return Lowered(copy, [_plugin(node) for node in custom], notes)
+    lacking = [n for n in nodes if n.domain in onnx_model.STANDARD_DOMAINS and not supports(n.op_type)]
+    served = [node for node in lacking if registry.find(node.op_type) is not None]
+    return Lowered(copy, [_plugin(node) for node in (*custom, *served)], notes)
 
 
 def _standard(model: ModelProto, folder: Path) -> tuple[ModelProto, list[str]]:
@@ -128,6 +133,8 @@ def _plugin(node: NodeProto) -> PluginNode:
             f"{node.op_type} has {len(node.input)} inputs, the op takes {len(op.inputs())}: {', '.join(op.inputs())}",
             where=f"node {node.name}",
         )
+    # The parser wants as many outputs as the plugin has, which has one more for each size that depends on the data.
+    node.output.extend(f"{node.name}_counted_{i}" for i in range(op.counts()))
     return PluginNode(node.name, op)
 
 

@@ -15,7 +15,7 @@ from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
 from trtconvert.graph import describe
 
-SCHEMA = 1
+SCHEMA = 2  # 2: fusions are chosen; an older reader would fuse those left native as well
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,16 @@ class Manifest:
     plugin_files: list[str]
     precision: str
     options: dict[str, Any] = field(default_factory=dict)
+    fuse: str = ""  # as --fuse said it
+    choices: list[dict[str, Any]] = field(default_factory=list)  # choose.Choice of each fusion
+    whole_engine: dict[str, Any] = field(default_factory=dict)  # choose.Whole, if it was measured
     verifications: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA
+
+    @property
+    def profile(self) -> dict[str, dict[str, list[int]]]:
+        """The first profile: dynamic input to min, opt and max shape; empty where all shapes are static."""
+        return self.profiles[0] if self.profiles else {}
 
     @property
     def backend_title(self) -> str:
@@ -83,6 +91,11 @@ class Manifest:
 def path_for(plan: Path) -> Path:
     """Where the manifest of a plan lies."""
     return plan.with_name(plan.name + ".json")
+
+
+def is_plan(path: Path) -> bool:
+    """Whether it is a plan, not a model: it has a manifest beside it, or is named .plan, .engine or .trt."""
+    return path.suffix != ".onnx" and (path_for(path).is_file() or path.suffix in (".plan", ".engine", ".trt"))
 
 
 def encode(manifest: Manifest) -> bytes:

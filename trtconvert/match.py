@@ -22,6 +22,7 @@ from trtconvert.pattern import (
     Number,
     PerChannel,
     Product,
+    Quantized,
     Rearranged,
     Reshaped,
     Sum,
@@ -175,4 +176,4 @@ def _kind(expr: Expr) -> str:
         Reshaped: "a Reshape",
         Grouped: "a Reshape",
     }
-    return expr.op_type if isinstance(expr, Call) else names.get(type(expr), "what the pattern has")
+    return expr.op_type if isinstance(expr, Call | Quantized) else names.get(type(expr), "what the pattern has")

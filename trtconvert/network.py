@@ -7,33 +7,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onnx
 from onnx import ModelProto
 
 from trtconvert import adapter, gpu, shapes
 from trtconvert import model as onnx_model
-from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger
+from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger, supports
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
-from trtconvert.lower import PluginNode
+from trtconvert.lower import Lowered, PluginNode, lower
 from trtconvert.manifest import IO, model_io
 
 if TYPE_CHECKING:
     from trtconvert.backend import types
 
 Progress = Callable[[str, int, int], None]
+_STATIC = shapes.Profile({})
 
 
 @dataclass(frozen=True)
 class BuildOptions:
     """What `trtconvert build` can be told.
 
-    shapes: input name to shapes.Range. targets: "sm_86", ..., or "all", or "current"; none given means the GPU here if
-    there is one, else all. workspace: bytes. refit, strip_weights, version_compatible, hardware_compatible and
-    timing_cache are TensorRT's builder options of those names; one that the backend lacks is refused.
+    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. targets:
+    "sm_86", ..., or "all", or "current"; none given means the GPU here if there is one, else all. workspace: bytes. refit,
+    strip_weights, version_compatible, hardware_compatible and timing_cache are TensorRT's builder options of those names;
+    one that the backend lacks is refused.
     """
 
     patterns: tuple[str, ...] = ()
-    fuse: bool = True
+    fuse: str = "auto"
     plugins: tuple[Path, ...] = ()
     shapes: Mapping[str, shapes.Range] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
@@ -46,6 +49,32 @@ class BuildOptions:
     version_compatible: bool = False
     hardware_compatible: bool = False
     verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model as an engine: how it was lowered, the network's inputs and outputs, the plan."""
+
+    lowered: Lowered
+    inputs: list[IO]
+    outputs: list[IO]
+    plan: bytes
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes engines of models with the same options. source: the file whose folder holds the models' external data."""
+
+    backend: Backend
+    options: BuildOptions
+    source: Path
+    targets: tuple[str, ...]
+
+    def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
+        """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
+        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed)
+        network = Network(self.backend, self.options, lowered.model, self.source, lowered.plugin_nodes, self.targets)
+        return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
 
 
 def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:
@@ -103,12 +132,15 @@ class Network:
             raise ConvertError(f"{backend.title} does not start: {self.log.cause()}")
         self.network: types.INetworkDefinition = self.builder.create_network(backend.network_flags())
         self.parser: types.OnnxParser = trt.OnnxParser(self.network, self.logger)
+        if any(onnx.defs.has(node.op.name) for node in plugin_nodes):
+            self.parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
         with adapter.building(_images(targets)):
             parsed = self.parser.parse(onnx_model.serialize(model), str(source.resolve()))
             adapter.raise_failure()
         if not parsed:
-            raise _parse_error(self.parser, backend, self.log)
+            raise _parse_error(self.parser, backend, self.log, _hint(plugin_nodes))
         _check_plugins(self.network, trt, plugin_nodes)
+        self.hint = _hint(plugin_nodes)
         self.inputs = [self._io(self.network.get_input(i)) for i in range(self.network.num_inputs)]
         self.outputs = [self._io(self.network.get_output(i)) for i in range(self.network.num_outputs)]
         self._check_contract(model)
@@ -147,24 +179,37 @@ class Network:
             if plan is None:
                 raise ConvertError(
                     f"{self.backend.title} could not build the engine: {self.log.cause()}",
-                    fix="run again with -v for TensorRT's whole log" + self._other_targets(),
+                    fix=f"{self.hint}run again with -v for TensorRT's whole log{self._other_targets()}",
                 )
         if cache is not None and self.options.timing_cache is not None:
             write_file(self.options.timing_cache, bytes(cache.serialize()))
         return bytes(plan)
 
 
-def _parse_error(parser: types.OnnxParser, backend: Backend, log: Log) -> ConvertError:
+def _hint(nodes: Sequence[PluginNode]) -> str:
+    """What helps where shapes depend on the data, which the builder does not combine at will."""
+    found = [f"{node.node} ({node.op.name})" for node in nodes if node.op.counts()]
+    if not found:
+        return ""
+    return (
+        f"if it is about shapes: they depend on the data behind {', '.join(found)}, and TensorRT takes few ops on such; "
+        "write x[mask] = v as torch.where(mask, v, x), and how many a mask selects as the size of what it selects; "
+    )
+
+
+def _parse_error(parser: types.OnnxParser, backend: Backend, log: Log, hint: str) -> ConvertError:
     """Every node that the parser refused, with its reason."""
     lines = []
     for i in range(parser.num_errors):
         error = parser.get_error(i)
         name = error.node_name() or f"number {error.node()}"
-        lines.append(f"node {name} ({error.node_operator()}): {error.desc()}" if error.node() >= 0 else error.desc())
+        told = [line for line in error.desc().splitlines() if "CudaError" not in line]  # there need not be a GPU
+        reason = "; ".join(told)
+        lines.append(f"node {name} ({error.node_operator()}): {reason}" if error.node() >= 0 else reason)
     return ConvertError(
         f"{backend.title} cannot import the model: {lines[0] if lines else log.cause()}",
         where="; ".join(lines[1:4]) or None,
-        fix="rewrite or replace the node in the exporter, or give a plugin for it with --plugin",
+        fix=f"{hint}rewrite or replace the node in the exporter, or give a plugin for it with --plugin",
     )
 
 

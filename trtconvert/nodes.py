@@ -22,10 +22,12 @@ from trtconvert.pattern import (
     Mean,
     MoveAxis,
     Number,
+    Quantized,
     Rearranged,
     Reshaped,
     Var,
 )
+from trtconvert.quantization import DOMAINS, scale_of
 
 _PER_CHANNEL = frozenset(("InstanceNormalization", "BatchNormalization"))
 _COMMUTATIVE = frozenset(("Max", "Min", "And", "Or", "Xor"))
@@ -125,6 +127,9 @@ class NodeMatcher(Arithmetic):
 
     def node(self, expr: Expr, tensor: str, state: Match) -> States:
         """A node of that type, or the Transpose that moves one axis."""
+        if isinstance(expr, Quantized):
+            yield from self._quantized(expr, tensor, state)
+            return
         op_type = "Transpose" if isinstance(expr, MoveAxis) else expr.op_type if isinstance(expr, Call) else ""
         domain = expr.domain if isinstance(expr, Call) else ""
         index = self.graph.producers.get(tensor)
@@ -155,6 +160,20 @@ class NodeMatcher(Arithmetic):
             orders = itertools.permutations(inputs) if op_type in _COMMUTATIVE else [tuple(inputs)]
             for order in orders:
                 yield from self._inputs(expr.inputs, order, bound, op_type not in _PER_CHANNEL)
+
+    def _quantized(self, expr: Quantized, tensor: str, state: Match) -> States:
+        """A QuantizeLinear or DequantizeLinear whose scale is the op's attribute."""
+        index = self.graph.producers.get(tensor)
+        node = None if index is None else self.graph.nodes[index]
+        if node is None or index is None or node.op_type != expr.op_type or node.domain not in DOMAINS:
+            self.fail(state, Unlike(tensor, expr.op_type))
+            return
+        for found in self.match(expr.x, node.input[0], state.with_nodes(frozenset((index,)))):
+            scale = scale_of(self.graph, node)
+            if isinstance(scale, str):
+                self.fail(found, scale)
+            else:
+                yield from self.bind(expr.scale.name, scale, found)
 
     def _inputs(self, exprs: Sequence[Expr], tensors: Sequence[str], state: Match, broadcast: bool) -> States:
         """broadcast: numbers among the inputs are broadcast against the data, and could expand it."""

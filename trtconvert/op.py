@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from trtconvert.errors import ConvertError
-from trtconvert.launch import Launch, Launches, Tensor
+from trtconvert.launch import Counted, Dim, Launch, Launches, Tensor
 
 if typing.TYPE_CHECKING:
     from trtconvert.pattern import Builder, Expr
@@ -94,6 +94,21 @@ class Op:
         code = cls.output.__code__
         return code.co_varnames[1 : code.co_argcount]
 
+    @classmethod
+    def unknown_inputs(cls) -> list[Tensor]:
+        """Inputs of which nothing is known: how many outputs there are does not depend on it."""
+        ranks = range(4)
+        return [
+            Tensor(cls.dtypes[0], tuple(Dim.of_input(i, axis) for axis in ranks), f"in {i}")
+            for i in range(len(cls.inputs()))
+        ]
+
+    @classmethod
+    def counts(cls) -> int:
+        """How many dimensions of its outputs depend on the data."""
+        op, inputs = cls(), cls.unknown_inputs()
+        return len(op.outputs(*inputs)) - len(op.results(*inputs))
+
     def values(self) -> dict[str, Attribute]:
         """Attribute values of this instance."""
         return {name: getattr(self, name) for name in self.attributes()}
@@ -107,7 +122,7 @@ class Op:
         return None
 
     def output(self, *inputs: Any, **_: Any) -> Tensor | tuple[Tensor, ...]:
-        """Dtype and shape of each output."""
+        """Dtype and shape of each output; a dimension that the kernel finds out is Counted."""
         raise NotImplementedError
 
     def reference(self, *inputs: Any, **_: Any) -> Any:
@@ -115,7 +130,8 @@ class Op:
         raise NotImplementedError
 
     def launch(self, *tensors: Any, **_: Any) -> Launch | Launches | Iterator[Launch | Launches]:
-        """The kernel launch for these inputs, then outputs; a tuple of launches runs in that order.
+        """The kernel launch for these inputs, outputs, and an int64 scalar for each Counted dimension; a tuple of launches
+        runs in that order.
 
         Where several ways may be fastest, yield them: the first is taken when building ahead of time, so it states the
         rule; on the GPU that the engine is built for, the others are the plugin's tactics, and TensorRT times them all.
@@ -128,8 +144,13 @@ class Op:
         ways = [result] if isinstance(result, Launch | tuple) else list(result)
         return [(way,) if isinstance(way, Launch) else way for way in ways]
 
-    def outputs(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """`output`, always as a tuple, each tensor with its pointer slot."""
+    def results(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """`output`, always as a tuple."""
         result = self.output(*inputs)
-        tensors = result if isinstance(result, tuple) else (result,)
-        return tuple(Tensor(t.dtype, t.shape, f"out {i}") for i, t in enumerate(tensors))
+        return result if isinstance(result, tuple) else (result,)
+
+    def outputs(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """What the kernel writes, each with its pointer slot: `results`, then a scalar for each Counted dimension."""
+        results = self.results(*inputs)
+        counts = [Tensor("int64", ()) for t in results for size in t.shape if isinstance(size, Counted)]
+        return tuple(Tensor(t.dtype, t.shape, f"out {i}") for i, t in enumerate((*results, *counts)))

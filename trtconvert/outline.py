@@ -21,12 +21,14 @@ from trtconvert.pattern import (
     MoveAxis,
     Parts,
     Product,
+    Quantized,
     Rearranged,
     Reshaped,
     Sum,
 )
 
-_ALGEBRA = PRODUCTS | SUMS | PASSES | MOVERS
+_ALONG = MOVERS | {"QuantizeLinear", "DequantizeLinear"}  # op types of whose inputs the first one counts
+_ALGEBRA = PRODUCTS | SUMS | PASSES | _ALONG
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def needs(expr: Expr) -> Needs:
         return Needs(RESHAPES, _rarest_first([Near(RESHAPES), *needs(expr.x).near]))
     if isinstance(expr, Rearranged):
         return Needs(MOVERS, (Near(MOVERS - PASSES),))
-    kinds = frozenset((expr.op_type,)) if isinstance(expr, Call) else frozenset[str]()
+    kinds = frozenset((expr.op_type,)) if isinstance(expr, Call | Quantized) else frozenset[str]()
     return Needs(kinds, (Near(kinds),) if kinds else ())
 
 
@@ -96,7 +98,7 @@ class Outline:
         for node in graph.nodes:
             inputs = [name for name in node.input if graph.uniform(name) is None]
             inputs = inputs if node.op_type in _ALGEBRA or len(inputs) == 1 else []
-            self._nodes.append((node.op_type, inputs[:1] if node.op_type in MOVERS else inputs, list(node.output)))
+            self._nodes.append((node.op_type, inputs[:1] if node.op_type in _ALONG else inputs, list(node.output)))
             self._kinds.update(dict.fromkeys(node.output, node.op_type))
         self._distances: dict[frozenset[str], dict[str, int]] = {}
         self._checks: dict[Expr, tuple[frozenset[str], list[tuple[dict[str, int], int]]]] = {}

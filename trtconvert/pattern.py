@@ -147,6 +147,15 @@ class Grouped(Expr):
 
 
 @dataclass(frozen=True, eq=False)
+class Quantized(Expr):
+    """A QuantizeLinear or DequantizeLinear node to or from int8, symmetric, with one scale for the tensor."""
+
+    op_type: str
+    x: Expr
+    scale: Attr
+
+
+@dataclass(frozen=True, eq=False)
 class Anything(Expr):
     """An input of a node that does not matter."""
 
@@ -318,6 +327,14 @@ class Builder:
     def move_axis(self, x: Expr, source: int, target: int) -> Expr:
         """Transpose that moves one axis."""
         return MoveAxis(x, source, target)
+
+    def quantize(self, x: Expr, scale: Attr) -> Expr:
+        """x / scale as int8, rounded to nearest even, within -128 and 127. scale: an attribute of the op."""
+        return Quantized("QuantizeLinear", x, scale)
+
+    def dequantize(self, x: Expr, scale: Attr) -> Expr:
+        """x * scale of an int8 x. scale: an attribute of the op."""
+        return Quantized("DequantizeLinear", x, scale)
 
     def rearranged(self, x: Expr) -> Expr:
         """x behind nodes that only move elements; they move behind the op."""

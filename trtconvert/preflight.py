@@ -71,8 +71,8 @@ class PlanReport:
 
 
 def inspect(path: Path) -> ModelReport | PlanReport:
-    """Describe an ONNX model or a plan: a plan has a manifest beside it, or is named .plan, .engine or .trt."""
-    if path.suffix != ".onnx" and (manifest.path_for(path).is_file() or path.suffix in (".plan", ".engine", ".trt")):
+    """Describe an ONNX model or a plan."""
+    if manifest.is_plan(path):
         return inspect_plan(path)
     return inspect_model(path)
 
@@ -146,6 +146,8 @@ def _nodes(model: ModelProto, folder: Path, backend: str) -> list[NodeReport]:
 def _standard(node: NodeProto, opset: int, known: Callable[[str], bool], backend: Backend) -> tuple[str, str]:
     if known(node.op_type):
         return "native", ""
+    if registry.find(node.op_type):
+        return _plugin(node)
     if has_body(node.op_type, opset):
         return "expanded", f"{backend.title} has no importer for it: the function that ONNX defines for it is imported"
     missing = f"{backend.title} has no importer for it: rewrite it in the exporter, or give a plugin of that name"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
+from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
+from trtconvert.errors import ConvertError
 from trtconvert.functions import inline_local
 from trtconvert.model import copy, serialize
 
@@ -23,6 +28,23 @@ def session(model: ModelProto, folder: Path = Path()) -> onnxruntime.InferenceSe
     options.log_severity_level = 4
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     return onnxruntime.InferenceSession(serialize(model), options, providers=["CPUExecutionProvider"])
+
+
+def run(
+    model: ModelProto, folder: Path, feeds: Mapping[str, NDArray[Any]], evaluate: bool = True
+) -> dict[str, NDArray[Any]]:
+    """The model's outputs by name. evaluate: let ONNX's reference evaluator, which is slow, do what onnxruntime cannot.
+
+    ConvertError where neither runs it.
+    """
+    try:
+        outputs = session(model, folder).run(None, dict(feeds))
+    except Exception as error:  # onnxruntime's exceptions have no common base of their own
+        if "NOT_IMPLEMENTED" not in str(error) or not evaluate:
+            raise ConvertError(f"onnxruntime cannot run the model: {str(error).splitlines()[0]}") from error
+        with np.errstate(all="ignore"):
+            outputs = evaluator(model).run(None, dict(feeds))
+    return {value.name: np.asarray(output) for value, output in zip(model.graph.output, outputs, strict=True)}
 
 
 def evaluator(model: ModelProto) -> ReferenceEvaluator:

@@ -20,13 +20,24 @@ from trtconvert.model import elem_type
 
 @dataclass(frozen=True)
 class Fusion:
-    """A subgraph that became a plugin node."""
+    """A subgraph that became a plugin node.
+
+    node: its name, after the path of the nodes that hold its graph. output: the tensor that subgraph and plugin make (the
+    plugin's own may be moved by further nodes). inputs: tensors that the plugin reads.
+    """
 
     op: str
     node: str
     output: str
     replaced: tuple[str, ...]
     attributes: dict[str, Any]
+    inputs: tuple[str, ...] = ()
+    path: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from all others that there could be in its model: the op, and the output after its path."""
+        return self.op, self.path + self.output
 
 
 def _unique(name: str, taken: set[str]) -> str:
@@ -66,7 +77,7 @@ class Rewriter:
         self.orphans |= {t for n in removed for t in (*n.input, *n.output)} - {site.output}
         path = self.view.path
         replaced = tuple(path + (n.name or n.op_type) for n in removed)
-        return Fusion(site.op.name, path + name, site.output, replaced, site.op.values())
+        return Fusion(site.op.name, path + name, site.output, replaced, site.op.values(), tuple(inputs), path)
 
     def _moved(self, site: Site, tensor: str) -> Iterator[NodeProto]:
         """The nodes that only move elements, now behind the op."""

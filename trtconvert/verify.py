@@ -8,8 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import platform
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,16 @@ from trtconvert.bodies import add_bodies
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError, NoUsableGpuError
 from trtconvert.fuse import fuse_model
+from trtconvert.inputs import from_file, random_feeds
 from trtconvert.manifest import Manifest
 
 FUSED = "fused model / source model"
 ENGINE = "engine / source model"
-# Relative L2 that passes, by the least precise dtype in the model. Engines may use TF32 for fp32 products.
+# Relative L2 that passes, by the least precise dtype in the model; int8: a value that lies between two quantization steps
+# may come out as either. Engines may use TF32 for fp32 products.
 TOLERANCES = {
-    FUSED: {"float64": 1e-6, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2},
-    ENGINE: {"float64": 2e-3, "float32": 2e-3, "float16": 5e-3, "bfloat16": 3e-2},
+    FUSED: {"float64": 1e-6, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2},
+    ENGINE: {"float64": 2e-3, "float32": 2e-3, "float16": 5e-3, "bfloat16": 3e-2, "int8": 3e-2},
 }
 PEAK = 10  # an element may be off by this many times the tolerance, relative to the largest element
 
@@ -95,7 +96,11 @@ def verify(
     original, fused, notices = _models(described, path, source)
     result = VerifyResult(notices=notices)
     engine = _engine(path, result)
-    feeds = _feeds(described, inputs, seed)
+    feeds = (
+        [(Path(inputs).name, from_file(Path(inputs), described.onnx_inputs))]
+        if inputs is not None
+        else random_feeds(described.onnx_inputs, described.profile, seed)
+    )
     precision = _precision(original)
     runners: list[tuple[str, Callable[[], Any]]] = [
         ("source", _onnx_runner(original, source.parent, result)),
@@ -129,68 +134,14 @@ def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, 
     fused.CopyFrom(original)
     notices = []
     if described.patterns:
-        fuse_model(fused, source.parent, registry.by_pattern(tuple(described.patterns)))
+        kept = {(choice["op"], choice["output"]) for choice in described.choices if choice["kept"]}
+        ops = registry.by_pattern(tuple(described.patterns))
+        fuse_model(fused, source.parent, ops, lambda key: not described.choices or key in kept)
     if onnx_model.sha256(onnx_model.serialize(fused), fused, source.parent) != described.fused_sha256:
         notices.append(f"this trtconvert fuses the model differently from {described.tool}, which built the plan")
     for model in (original, fused):
         add_bodies(model)
     return original, fused, notices
-
-
-# --- inputs --------------------------------------------------------------------------------------------------------
-
-
-def _feeds(described: Manifest, inputs: str | Path | None, seed: int) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
-    if inputs is not None:
-        yield Path(inputs).name, _from_file(Path(inputs), described)
-        return
-    random = np.random.default_rng(seed)
-    profile = described.profiles[0] if described.profiles and described.profiles[0] else {}
-    seen = set()
-    for point in ("min", "opt", "max") if profile else ("static",):
-        shapes = {}
-        for io in described.onnx_inputs:
-            shape = profile[io.name][point] if io.name in profile else io.shape or []
-            shapes[io.name] = tuple(int(d) for d in shape if d is not None)
-        if tuple(shapes.values()) in seen:
-            continue
-        seen.add(tuple(shapes.values()))
-        label = " ".join("x".join(map(str, shape)) or "scalar" for shape in shapes.values())
-        yield label, {io.name: _random(random, io.dtype, shapes[io.name]) for io in described.onnx_inputs}
-
-
-def _random(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Standard normal numbers; 0 or 1 for integers, which are valid ids, masks and lengths."""
-    if dtype == "bool":
-        return random.integers(0, 2, shape).astype(np.bool_)
-    if dtype.startswith(("int", "uint")):
-        return random.integers(0, 2, shape).astype(dtype)
-    return random.standard_normal(shape, dtype=np.float32).astype(onnx_model.numpy_dtype(dtype))
-
-
-def _from_file(path: Path, described: Manifest) -> dict[str, NDArray[Any]]:
-    if not path.is_file():
-        raise ConvertError("input file not found", where=str(path))
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
-            arrays = {name: data[name] for name in data.files}
-    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise ConvertError(f"not an .npz file: {error}", where=str(path), fix="write it with numpy.savez") from error
-    expected = {io.name: io.dtype for io in described.onnx_inputs}
-    if set(arrays) != set(expected):
-        raise ConvertError(
-            f"the file has arrays {sorted(arrays)}, the model's inputs are {sorted(expected)}", where=str(path)
-        )
-    for name, array in arrays.items():
-        if array.dtype.name != expected[name]:
-            raise ConvertError(f"array {name!r} is {array.dtype}, the model takes {expected[name]}", where=str(path))
-    for io in described.onnx_inputs:
-        got, declared = arrays[io.name].shape, io.shape
-        if declared is None:
-            continue
-        if len(got) != len(declared) or any(isinstance(d, int) and d != g for d, g in zip(declared, got, strict=True)):
-            raise ConvertError(f"array {io.name!r} has shape {list(got)}, the model takes {declared}", where=str(path))
-    return arrays
 
 
 # --- running -------------------------------------------------------------------------------------------------------
@@ -275,7 +226,9 @@ def _run(runners: Sequence[tuple[str, Callable[[], Any]]], feed: dict[str, Any])
 
 
 def _precision(model: ModelProto) -> str:
-    """The least precise float dtype that the model computes in."""
+    """The least precise float dtype that the model computes in; int8 if it quantizes."""
+    if any(node.op_type == "QuantizeLinear" for node in onnx_model.all_nodes(model)):
+        return "int8"
     infos = onnx_graph.infer(model)
     used = {info.dtype for graph in infos.values() for info in graph.values()}
     used |= {onnx_model.dtype_name(t.data_type) for t in onnx_model.all_tensors(model.graph)}
@@ -292,7 +245,7 @@ def _compare(
         return row("the output is missing")
     if got.shape != expected.shape:
         return row(f"shape {list(got.shape)}, expected {list(expected.shape)}")
-    if expected.dtype.kind in "iub":
+    if expected.dtype.kind in "iub" and expected.dtype != np.int8:
         wrong = int((got != expected).sum())
         return row(f"{wrong} of {expected.size} elements differ" if wrong else "", float(wrong > 0), 0.0, 0.0)
     a, b = got.astype(np.float64), expected.astype(np.float64)

@@ -2,63 +2,30 @@
 
     python -m tests.bench.fused_against_native
 
-Host time of one execute_async_v3, median of 5 rounds of 100 calls after 20, the stream waited for once a round: for small
-tensors that is what the host needs to launch, for large ones what the GPU needs. Nothing runs without a GPU.
+Medians of `trtconvert.timing.measure`, with and without a CUDA graph. Nothing runs without a GPU.
 """
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
-import onnx
-
+from tests.bench.ratios import models
 from trtconvert import BuildOptions, build, check, gpu, load_engine, registry
 from trtconvert.backend import select
-from trtconvert.bodies import add_bodies
 from trtconvert.engine import Engine
-from trtconvert.model import serialize
 from trtconvert.op import Case, case
+from trtconvert.timing import measure
 
 SHAPES = (((197, 768), -1), ((8192, 1024), -1), ((65536, 2048), -1), ((16, 512, 3999), 1), ((4, 256, 256, 256), 1))
 
 
-def microseconds(engine: Engine, feeds: dict[str, Any]) -> float:
-    """Time of one execution, the inputs already on the device."""
-    outputs = engine.run(feeds)
-    buffers = [engine._bind(name, array.nbytes) for name, array in (*feeds.items(), *outputs.items())]
-    execute, stream = engine.context.execute_async_v3, int(engine.stream.handle)
-    rounds = []
-    for calls in (20, 100, 100, 100, 100, 100):
-        engine.stream.sync()
-        start = time.perf_counter()
-        for _ in range(calls):
-            execute(stream)
-        engine.stream.sync()
-        rounds.append((time.perf_counter() - start) / calls * 1e6)
-    del buffers
-    return statistics.median(rounds[1:])
-
-
-def engines(tested: Case, folder: Path) -> tuple[Engine, Engine]:
+def engines(tested: Case, folder: Path) -> dict[str, Engine]:
     """The node as a plugin, and as the standard ops of its function body, both with static shapes."""
     op = registry.find("LayerNormGelu")
     assert op is not None
-    model = check.node_model(op, tested, "float16")
-    for value in (*model.graph.input, *model.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_value = tested.shapes[0][0]
-    (folder / "plugin.onnx").write_bytes(serialize(model))
-    add_bodies(model)
-    (folder / "native.onnx").write_bytes(serialize(onnx.inliner.inline_local_functions(model)))
-    plugin, native = (
-        load_engine(build(folder / f"{n}.onnx", None, BuildOptions(fuse=False)).plan) for n in ("plugin", "native")
-    )
-    return plugin, native
+    _, paths = models(op, tested, "float16", folder)
+    return {name: load_engine(build(path, None, BuildOptions(fuse="none")).plan) for name, path in paths.items()}
 
 
 def main() -> None:
@@ -68,8 +35,15 @@ def main() -> None:
         tested = case(shape, (shape[axis],), (shape[axis],), axis=axis)
         feeds = dict(zip(("x", "scale", "bias"), check.random_inputs(tested, "float16"), strict=True))
         with tempfile.TemporaryDirectory() as folder:
-            plugin, native = (microseconds(engine, feeds) for engine in engines(tested, Path(folder)))
-        print(f"{'x'.join(map(str, shape))} axis {axis}: plugin {plugin:.1f} us, native {native:.1f} us", flush=True)
+            pair = engines(tested, Path(folder))
+            figures = [
+                f"{name} {timing.median_us:.1f} us"
+                for graph in (True, False)
+                for name, timing in measure(pair, feeds, graph).items()
+            ]
+        print(
+            f"{'x'.join(map(str, shape))} axis {axis}: graph {', '.join(figures[:2])}; no graph {', '.join(figures[2:])}"
+        )
 
 
 if __name__ == "__main__":

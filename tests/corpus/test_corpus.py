@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from tests.corpus import totals
-from tests.corpus.numbers import compare
+from tests.corpus.numbers import PATTERN, compare
 from trtconvert import ConvertError, fuse
 
 FOLDER = Path(__file__).parent
@@ -52,10 +52,10 @@ def test_file(name: str, child: ProcessPoolExecutor) -> None:
     low, high = bounds(expected)
     if name in INVALID:
         with pytest.raises(ConvertError, match="not valid ONNX"):
-            fuse(path)
+            fuse(path, PATTERN)
         totals.add(expected["tier"], 0, high, compared=False)
         return
-    result = fuse(path)
+    result = fuse(path, PATTERN)
     found = {fusion.output for fusion in result.fusions}
     assert low <= len(result.fusions) <= high, [miss.reason for miss in result.near_misses[:1]]
     sites = {site["y"] for site in expected["sites"]}
@@ -73,7 +73,7 @@ def test_file(name: str, child: ProcessPoolExecutor) -> None:
 
 def test_stretch_files_with_their_full_count() -> None:
     full = sum(
-        len(fuse(FOLDER / name).fusions) == bounds(e)[1]
+        len(fuse(FOLDER / name, PATTERN).fusions) == bounds(e)[1]
         for name, e in EXPECTED.items()
         if e["tier"] == "stretch" and name not in INVALID
     )

@@ -50,9 +50,9 @@ def ranges(path: Path) -> dict[str, Range]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_builds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["trtconvert.build"], "Network", Counted)
+    monkeypatch.setattr(sys.modules["trtconvert.network"], "Network", Counted)
     options = {"targets": ("sm_86",), "shapes": ranges(FOLDER / name)}
-    unfused = BuildOptions(fuse=False, **options)  # type: ignore[arg-type]
+    unfused = BuildOptions(fuse="none", **options)  # type: ignore[arg-type]
     if name in SOURCE_FAILS:
         with pytest.raises(ConvertError):
             build(FOLDER / name, tmp_path / "source.plan", unfused)

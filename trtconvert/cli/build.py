@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from trtconvert.cli import show
 if TYPE_CHECKING:
     from trtconvert.build import BuildResult
 
+CHOICES_SHOWN = 8
+
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
@@ -26,9 +29,16 @@ if TYPE_CHECKING:
     "--target", default="", metavar="SM", help="sm_86,sm_89 or all or current. Default: the GPU here, else all."
 )
 @click.option(
-    "--pattern", "patterns", multiple=True, help="What to fuse. Repeatable. Default: all but opt-in patterns."
+    "--pattern", "patterns", multiple=True, help="What to look for. Repeatable. Default: all but opt-in patterns."
 )
-@click.option("--no-fuse", is_flag=True, help="Build the model as it is.")
+@click.option(
+    "--fuse",
+    default="auto",
+    show_default=True,
+    metavar="auto|all|none|NAME,...",
+    help="Fuse what pays, everything, nothing, or all of these patterns.",
+)
+@click.option("--no-fuse", is_flag=True, help="The same as --fuse none.")
 @click.option(
     "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op. Repeatable."
 )
@@ -48,6 +58,7 @@ def command(
     shapes: tuple[str, ...],
     target: str,
     workspace: str | None,
+    fuse: str,
     no_fuse: bool,
     as_json: bool,
     **options: Any,
@@ -58,16 +69,19 @@ def command(
     trtconvert build model.onnx
     trtconvert build speech.onnx -o speech.plan --shape waveform=1x400,1x16000,8x160000
     trtconvert build model.onnx --target sm_86,sm_89
+    trtconvert build model.onnx --fuse all
     """
     from trtconvert.build import build  # --help must not load it
     from trtconvert.network import BuildOptions
     from trtconvert.shapes import parse
 
+    if no_fuse and fuse not in ("auto", "none"):
+        raise click.UsageError(f"--no-fuse and --fuse {fuse} contradict each other")
     chosen = BuildOptions(
         shapes=parse(shapes),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),
-        fuse=not no_fuse,
+        fuse="none" if no_fuse else fuse,
         **options,
     )
     with _progress() as progress:
@@ -89,9 +103,35 @@ def _report(result: BuildResult) -> None:
     click.echo(f"backend   {described.backend_title} for {', '.join(described.targets)}")
     names = [f"{plugin.name} x{len(plugin.nodes)}" for plugin in described.plugins]
     click.echo(f"plugins   {', '.join(names) or 'none'}  ({len(result.fusions)} fused)")
+    for line in _choices(result):
+        click.echo(line)
     click.echo(f"time      {result.seconds:.1f} s")
-    if result.fusions:
-        show.note("note: that fusing pays was not measured here")
+
+
+def _choices(result: BuildResult) -> Iterator[str]:
+    """What was kept and why, a line for all fusions that it says the same of; then the engine."""
+    counts = Counter(
+        (c.kept, c.op, " ".join(filter(None, ("x".join(map(str, c.shape or ())), c.dtype))), c.reason)
+        for c in result.choices
+        if c.how != "forced"
+    )
+    for (kept, op, size, reason), count in list(counts.items())[:CHOICES_SHOWN]:
+        yield f"{'fused' if kept else 'native':9} {op} x{count}{f' ({size})' if size else ''}: {reason}"
+    if len(counts) > CHOICES_SHOWN:
+        yield f"          and {len(counts) - CHOICES_SHOWN} more choices, see the manifest"
+    whole = result.whole
+    if whole is not None and whole.kept and whole.plugins_us is not None:
+        pairs = [(e["plugins"], e["native"]) for e in whole.errors.values()]
+        worst = max(pairs, key=lambda pair: pair[0] or 0.0, default=(None, None))
+        errors = f"; relative L2 error {worst[0]:.1e}, native {worst[1]:.1e}" if None not in worst else ""
+        yield (
+            f"engine    {whole.plugins_us:.1f} us with plugins, native {whole.native_us:.1f} us"
+            f"{'' if whole.graph else ', without a CUDA graph'}{errors}"
+        )
+    if whole is not None and whole.reason:
+        yield f"engine    {whole.reason}"
+    if timed := [c for c in result.choices if c.native_us is not None]:
+        yield f"measured  on {timed[0].machine}, in CUDA graphs where nothing else is said"
 
 
 def _bytes(text: str | None) -> int | None:
@@ -105,10 +145,15 @@ def _bytes(text: str | None) -> int | None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar on stderr when that is a terminal."""
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr when that is a terminal; elsewhere a line where it takes long: when something is measured."""
     if not sys.stderr.isatty():
-        yield None
+
+        def say(phase: str, step: int, steps: int) -> None:
+            if step == 0 and phase.startswith("measuring"):
+                show.note(f"note: {phase}, {steps} to do" if steps > 1 else f"note: {phase}")
+
+        yield say
         return
     from rich.console import Console
     from rich.progress import Progress

@@ -1,0 +1,2 @@
+// y = saturate(round(GELU((x - mean) / sqrt(var + epsilon) * scale + bias) / y_scale)), int8.
+#include "layer_norm.cuh"

@@ -1,0 +1,184 @@
+"""An engine's buffers for one set of input shapes: written, executed, read, and executions captured in a CUDA graph."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtconvert import adapter, gpu
+from trtconvert.errors import ConvertError
+from trtconvert.model import numpy_dtype
+
+if TYPE_CHECKING:
+    from trtconvert.backend import types
+    from trtconvert.engine import Engine
+    from trtconvert.manifest import IO
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Device memory of one tensor, `size` bytes. shape: None until an execution has told it, where it depends on the data."""
+
+    memory: Any
+    size: int
+    shape: tuple[int, ...] | None
+    dtype: np.dtype[Any]
+
+    @property
+    def address(self) -> int:
+        return int(self.memory.handle)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A CUDA graph of `executions` in a row of what was bound. launch() puts it on the engine's stream and does not wait.
+
+    A replay runs no Python. It reads what the buffers hold when it runs, so `bound.write` comes before and `bound.read` after.
+    """
+
+    bound: Bound
+    executions: int
+    launch: Callable[[], None]
+
+
+class Bound:
+    """Buffers for an engine's inputs and outputs at these input shapes, allocated once; inputs hold zeros until written.
+
+    shapes: input name to dimensions. The context serves this binding alone as long as it is in use. ConvertError for a
+    missing name or a shape outside the engine's profile.
+    """
+
+    def __init__(self, engine: Engine, context: types.IExecutionContext, shapes: Mapping[str, Sequence[int]]) -> None:
+        engine.check_names(shapes)
+        self.engine, self.context, self.stream = engine, context, int(engine.stream.handle)
+        self.inputs = {t.name: self._input(t, tuple(shapes[t.name])) for t in engine.inputs}
+        self._allocators: dict[str, Any] = {}  # TensorRT holds none of them alive
+        self.outputs = {t.name: self._output(t) for t in engine.outputs}
+
+    def _input(self, tensor: IO, shape: tuple[int, ...]) -> Buffer:
+        if not self.context.set_input_shape(tensor.name, shape):
+            raise ConvertError(
+                f"input {tensor.name!r} has shape {list(shape)}, outside the engine's profile {tensor.shape}",
+                fix="build with a --shape range that holds it",
+            )
+        buffer = self._allocate(tensor, shape)
+        gpu.clear(buffer.address, buffer.size, self.stream)
+        return buffer
+
+    def _output(self, tensor: IO) -> Buffer:
+        shape = tuple(adapter.sizes(self.context.get_tensor_shape(tensor.name)))
+        if -1 not in shape:
+            return self._allocate(tensor, shape)
+        largest = self.context.get_max_output_size(tensor.name)
+        if largest < 0:
+            raise ConvertError(f"TensorRT gives no upper bound for the size of output {tensor.name!r}")
+        buffer = self._allocate(tensor, None, largest)
+        allocator = _allocator(self.engine.backend.trt, weakref.ref(buffer))
+        if not self.context.set_output_allocator(tensor.name, allocator):
+            raise ConvertError(f"TensorRT takes no output allocator for {tensor.name!r}: {self.engine.log.cause()}")
+        self._allocators[tensor.name] = allocator
+        return buffer
+
+    def _allocate(self, tensor: IO, shape: tuple[int, ...] | None, size: int = 0) -> Buffer:
+        dtype = numpy_dtype(tensor.dtype)
+        if shape is not None:
+            size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = self.engine.device.allocate(max(size, 1), stream=self.engine.stream)
+        buffer = Buffer(memory, size, shape, dtype)
+        self.context.set_tensor_address(tensor.name, buffer.address)
+        return buffer
+
+    def write(self, feeds: Mapping[str, NDArray[Any]]) -> None:
+        """Copy host arrays into the inputs' buffers, ordered on the stream. ConvertError for a wrong name, dtype or shape."""
+        self.engine.check_names(feeds)
+        for name, buffer in self.inputs.items():
+            array = np.asarray(feeds[name], order="C")  # the copy takes memory as it lies
+            if array.dtype != buffer.dtype:
+                raise ConvertError(f"input {name!r} is {array.dtype}, the engine takes {buffer.dtype}")
+            if feeds[name].shape != buffer.shape:
+                raise ConvertError(
+                    f"input {name!r} has shape {list(array.shape)}, bound was {list(buffer.shape or ())}"
+                )
+            if array.nbytes:
+                gpu.copy(buffer.address, array.ctypes.data, array.nbytes, self.stream, to_device=True)
+
+    def read(self) -> dict[str, NDArray[Any]]:
+        """Wait for the stream and copy the outputs to host arrays."""
+        arrays = {}
+        for name, buffer in self.outputs.items():
+            if buffer.shape is None:
+                raise ConvertError(f"the shape of output {name!r} depends on the data, and nothing was executed yet")
+            arrays[name] = array = np.empty(buffer.shape, buffer.dtype)
+            if array.nbytes:
+                gpu.copy(buffer.address, array.ctypes.data, array.nbytes, self.stream, to_device=False)
+        self.sync()
+        return arrays
+
+    def execute(self) -> None:
+        """Put one execution on the engine's stream, without waiting for it."""
+        if not self.context.execute_async_v3(self.stream):
+            adapter.raise_failure()
+            raise ConvertError(f"the engine failed: {self.engine.log.cause()}", where=str(self.engine.path))
+
+    def sync(self) -> None:
+        """Wait until all that was put on the stream is done."""
+        self.engine.stream.sync()
+
+    def capture(self, executions: int = 1) -> Graph:
+        """Capture executions in a CUDA graph, after one outside of it, in which TensorRT sets up what it needs.
+
+        ConvertError where that is impossible: an output's shape depends on the data, or a layer makes the host wait.
+        """
+        if self._allocators:
+            raise ConvertError(
+                f"no CUDA graph of this engine: the shape of output {next(iter(self._allocators))!r} depends on the data, "
+                "and a replay tells the host nothing",
+                where=str(self.engine.path),
+            )
+        self.execute()
+        self.sync()
+
+        def work() -> None:
+            for _ in range(executions):
+                self.execute()
+
+        try:
+            launch = gpu.capture(self.stream, work)
+        except ConvertError as error:
+            raise ConvertError(
+                f"no CUDA graph of this engine: {error.what}",
+                where=str(self.engine.path),
+                fix="run it without a graph",
+            ) from error
+        return Graph(self, executions, launch)
+
+
+def _allocator(trt: Any, output: weakref.ref[Buffer]) -> Any:
+    """TensorRT's way to ask for the memory of an output of unknown shape, and to tell the shape.
+
+    It gets the buffer of the size that it gave as upper bound. The reference is weak, since the context may hold the
+    allocator for good.
+    """
+
+    class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IOutputAllocator.__init__(self)
+
+        def reallocate_output(self, _name: str, _memory: int, size: int, _alignment: int) -> int:
+            buffer = output()
+            return buffer.address if buffer is not None and size <= max(buffer.size, 1) else 0
+
+        def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, _stream: int) -> int:
+            return self.reallocate_output(name, memory, size, alignment)
+
+        def notify_shape(self, _name: str, shape: Any) -> None:
+            buffer = output()
+            if buffer is not None:
+                buffer.shape = tuple(adapter.sizes(shape))
+
+    return Allocator()
