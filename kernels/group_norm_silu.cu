@@ -51,11 +51,11 @@ struct Finish {
     const IO *scale, *bias;  // of the group's first channel
     unsigned spatial;
 
-    // of VECTOR elements from the `at`-th of the group on
-    __device__ __forceinline__ Vector operator()(const Vector& v, unsigned at, int number) const {
+    // of a vector, or its first elements, from the `at`-th of the group on; ONE: all of one channel
+    template <bool ONE> __device__ __forceinline__ Vector of(const Vector& v, unsigned at, int number) const {
         Vector out;
         unsigned channel = at / spatial;
-        if (spatial % VECTOR == 0) {  // all of one channel
+        if constexpr (ONE) {
             const float g = rstd * to_float(scale[channel]), b = to_float(bias[channel]);
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i)
@@ -172,7 +172,7 @@ __device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO*
     const float2 found = TOGETHER && CLUSTER > 1 ? cluster_moments(moments, rank) : block_moments(moments, float(LENGTH));
     const Finish finish{pivot, found.x, rsqrtf(found.y / float(LENGTH) + epsilon), scale, bias, SPATIAL};
     auto store = [&](const Vector& v, unsigned i) {
-        write<WIDE>(to + i * VECTOR, finish(v, i * VECTOR, number(i)), number(i));
+        write<WIDE>(to + i * VECTOR, finish.of<SPATIAL % VECTOR == 0>(v, i * VECTOR, number(i)), number(i));
     };
 #pragma unroll
     for (int r = 0; r < held_rounds; ++r)
@@ -277,7 +277,7 @@ __device__ __forceinline__ float2 merged(const float2* statistics, int64 slices,
 
 template <bool WIDE, class Merge>
 __device__ __forceinline__ void apply(const IO* from, IO* to, const Slice& slice, Finish& finish, Merge merge) {
-    constexpr int COUNT = WIDE ? 2 : 1;
+    constexpr int COUNT = BATCH<WIDE>;
     const unsigned count = (slice.end - slice.first + STEP<COUNT> - 1) / STEP<COUNT>;
     for (unsigned left = count; left > 0; --left) {
         const unsigned step = slice.first + (left - 1) * STEP<COUNT>;
@@ -287,7 +287,7 @@ __device__ __forceinline__ void apply(const IO* from, IO* to, const Slice& slice
 #pragma unroll
         for (int r = 0; r < COUNT; ++r) {
             unsigned at = slice.at(step, r);
-            if (at < slice.end) write<WIDE>(to + at, finish(batch[r], at, slice.number(at)), slice.number(at));
+            if (at < slice.end) write<WIDE>(to + at, finish.of<WIDE>(batch[r], at, slice.number(at)), slice.number(at));
         }
     }
 }
@@ -307,7 +307,7 @@ group_norm_silu_apply(const IO* __restrict__ x, const IO* __restrict__ scale, co
         finish.mean = found.x;
         finish.rstd = rsqrtf(found.y + epsilon);
     };
-    if (length % VECTOR == 0 && aligned<16>(x) && aligned<16>(y)) apply<true>(from, to, slice, finish, merge);
+    if (spatial % VECTOR == 0 && aligned<16>(x) && aligned<16>(y)) apply<true>(from, to, slice, finish, merge);
     else apply<false>(from, to, slice, finish, merge);
 }
 #endif

@@ -28,19 +28,33 @@ _INT8 = [
 ]
 
 
-_GROUPS = [
-    case(shape, (shape[1],), (shape[1],), num_groups=32)
-    for shape in ((16, 320, 128, 128), (8, 128, 512, 512), (64, 640, 32, 32), (1, 320, 64, 64), (1, 1280, 8, 8))
-]
-_SPACE = [
-    case(shape, (384,), (384,), axis=axis)
-    for shape, axis in (((64, 56, 56, 384), -1), ((64, 384, 56, 56), 1), ((1, 56, 56, 384), -1), ((1, 384, 14, 14), 1))
-]
-
-
 def _quantized(tested: Case) -> Case:
     return case(*tested.shapes, **dict(tested.attributes), y_scale=0.03)
 
+
+def _channels(*shape: int, **attributes: int) -> Case:
+    """A scale and a bias for each channel: axis 1, or the last one for axis=-1."""
+    channels = shape[attributes.get("axis", 1)]
+    return case(shape, (channels,), (channels,), **attributes)
+
+
+_GROUPS = [
+    _channels(16, 320, 128, 128),
+    _channels(32, 640, 64, 64),
+    _channels(8, 512, 128, 128),
+    _channels(2, 128, 512, 512),
+]
+_FEW_GROUPS = [
+    _channels(n, c, s, s) for n, c, s in ((2, 320, 64), (1, 320, 64), (1, 640, 32), (1, 1280, 16), (1, 1280, 8))
+]
+_RESPONSES = [
+    *(_channels(n, s, s, c, axis=-1) for n, s, c in ((64, 56, 384), (128, 28, 768), (256, 14, 1536), (256, 7, 3072))),
+    _channels(64, 384, 56, 56, axis=1),
+]
+_FEW_RESPONSES = [
+    *(_channels(n, s, s, c, axis=-1) for n, s, c in ((8, 14, 1536), (1, 56, 384), (1, 14, 1536), (1, 7, 3072))),
+    _channels(1, 384, 56, 56, axis=1),
+]
 
 ROWS: list[tuple[str, Case, str]] = [
     *(("LayerNormGelu", tested, dtype) for dtype in (HALF, FULL) for tested in (*_LAST, *_FIRST)),
@@ -52,8 +66,8 @@ ROWS: list[tuple[str, Case, str]] = [
         for tested, dtype in (*((t, HALF) for t in (*_LAST, *_FIRST, *_SMALL)), (_LAST[2], FULL), (_FIRST[0], FULL))
     ),
     *(("DequantizeGeluQuantize", tested, "int8") for tested in _INT8),
-    *(("GroupNormSilu", tested, HALF) for tested in _GROUPS),
-    *(("GlobalResponseNorm", tested, HALF) for tested in _SPACE),
+    *(("GroupNormSilu", tested, HALF) for tested in (*_GROUPS, *_FEW_GROUPS)),
     *(("GroupNormSilu", _GROUPS[0], dtype) for dtype in (FULL, BRAIN)),
-    *(("GlobalResponseNorm", _SPACE[0], dtype) for dtype in (FULL, BRAIN)),
+    *(("GlobalResponseNorm", tested, HALF) for tested in (*_RESPONSES, *_FEW_RESPONSES)),
+    *(("GlobalResponseNorm", _RESPONSES[0], dtype) for dtype in (FULL, BRAIN)),
 ]
