@@ -50,7 +50,7 @@ __device__ __forceinline__ void wait_for(const unsigned* flag) {
 }
 
 // Reads what another block of this kernel wrote: 4 or 16 bytes from L2, since L1 and the read-only path may hold what was there
-// before. `volatile` keeps the compiler from reading before the wait, as it may with __ldcg.
+// before. `volatile` and "memory" keep the compiler from moving it before the wait, which not every __ldcg does.
 template <typename T> __device__ __forceinline__ T fresh(const T* from) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 16, "4 or 16 bytes");
     const size_t address = __cvta_generic_to_global(from);
