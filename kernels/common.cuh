@@ -12,15 +12,14 @@ __device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
 __device__ __forceinline__ float to_float(int8 v) { return float(v); }
 
-// Rounds to nearest even; int8 saturates as ONNX QuantizeLinear does, and makes 0 of NaN.
+// Rounds to nearest even; int8 saturates as ONNX QuantizeLinear does. That goes by adding 1.5 * 2^23, which leaves the whole
+// number in the low bits: there are too few conversion units for one conversion an element. NaN becomes -128.
 template <typename T> __device__ __forceinline__ T from_float(float v);
 template <> __device__ __forceinline__ float from_float<float>(float v) { return v; }
 template <> __device__ __forceinline__ __half from_float<__half>(float v) { return __float2half_rn(v); }
 template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
 template <> __device__ __forceinline__ int8 from_float<int8>(float v) {
-    int rounded;
-    asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(rounded) : "f"(v));
-    return int8(rounded);
+    return int8(__float_as_int(fminf(fmaxf(v, -128.0f), 127.0f) + 12582912.0f));
 }
 
 // N neighbouring elements, moved by one instruction of up to 16 bytes.

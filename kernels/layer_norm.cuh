@@ -190,11 +190,11 @@ __device__ __forceinline__ void tile_in_registers(const IO* x, const IO* scale, 
     auto mine = [&](int r) { return (r + 1) * GROUP <= CHANNELS || r * GROUP + share < CHANNELS; };
     Positions own;
     In value[ROUNDS];
-    const int64 step = GROUP * positions;
+    const int64 step = GROUP * positions;  // for many rounds a pointer that moves on; for few, their addresses at once
     const IO* from = x + share * positions;
 #pragma unroll
     for (int r = 0; r < ROUNDS; ++r, from += step)
-        if (mine(r) && inside) value[r] = *reinterpret_cast<const In*>(from);
+        if (mine(r) && inside) value[r] = *reinterpret_cast<const In*>(WIDTH == 1 ? from : x + (r * GROUP + share) * positions);
     // Scale and bias are fetched while x is on its way: 1.1 instead of 1.4 times the floor for float data on an H200, but for
     // 16-bit data in accesses of 16 bytes 1.3 instead of 1.2.
     constexpr bool FETCHED = sizeof(IO) == 4 || WIDTH == 1;
@@ -218,7 +218,7 @@ __device__ __forceinline__ void tile_in_registers(const IO* x, const IO* scale, 
         if (!mine(r) || !inside) break;
         keep_packed(value[r]);
         float2 a = FETCHED ? affine[c] : float2{to_float(scale[c]), to_float(bias[c])};
-        *reinterpret_cast<Positions::Out*>(to) = own.apply(value[r], a.x, a.y, inverse);
+        *reinterpret_cast<Positions::Out*>(WIDTH == 1 ? to : y + c * positions) = own.apply(value[r], a.x, a.y, inverse);
     }
 }
 #endif
