@@ -84,6 +84,7 @@ __device__ __forceinline__ void add_squares(float (&sum)[VECTOR], const IO* from
 #pragma unroll
         for (int r = 0; r < BATCH<WIDE>; ++r) {
             if (s + r * Y >= part.end) continue;
+            keep_packed(batch[r]);
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) {
                 float v = to_float(batch[r].item[i]);
@@ -123,7 +124,7 @@ __device__ __forceinline__ float finish(const float4* squares, float4* norms, in
         const bool there = row < rows && column < columns;
         float4 sum = {};
         if (there)
-#pragma unroll 8
+#pragma unroll 4
             for (int s = row; s < slices; s += rows) add(sum, fresh(squares + s * columns + column));
         __syncthreads();
         parts[threadIdx.x] = sum;
@@ -163,10 +164,12 @@ __device__ __forceinline__ void apply(const IO* from, const IO* scale, const IO*
         factor[i + 2] = factor_of(norm.z, mean, epsilon, g.item[i + 2]);
         factor[i + 3] = factor_of(norm.w, mean, epsilon, g.item[i + 3]);
     }
+    keep_packed(b);
     while (s >= 0) {
 #pragma unroll
         for (int r = 0; r < BATCH<WIDE>; ++r) {
             if (s < r * Y) continue;
+            keep_packed(batch[r]);
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i)
                 batch[r].item[i] = from_float<IO>(fmaf(to_float(batch[r].item[i]), factor[i], to_float(b.item[i])));

@@ -151,6 +151,6 @@ def _states(n: Size) -> Work:
 
 
 def _start(n: Size, states: Work, defines: tuple[tuple[str, str], ...]) -> Launch:
-    """Lent memory holds anything; counters start at 0."""
-    blocks = ceil_div(n + 1, THREADS)
+    """Lent memory holds anything; counters start at 0. Threads for n + 1 states, and none for an empty batch."""
+    blocks = ceil_div(2 * n, THREADS)
     return Launch("global_response_norm_start", (blocks, 1, 1), (THREADS, 1, 1), (states, n + 1), defines=defines)
