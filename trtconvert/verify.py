@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 
@@ -107,7 +106,7 @@ def verify(
         (FUSED, _onnx_runner(fused, source.parent, result)),
     ]
     if engine is not None:
-        runners.append((ENGINE, lambda: _trt_runner(engine)))
+        runners.append((ENGINE, lambda: _engine_runner(engine)))
     for label, feed in feeds:
         outputs = _run(runners, feed)
         for comparison, _ in runners[1:]:
@@ -171,38 +170,38 @@ def _onnx_runner(model: ModelProto, folder: Path, result: VerifyResult) -> Calla
 
 
 def _reference_runner(model: ModelProto) -> Any:
-    from polygraphy.backend.base import BaseRunner
+    evaluator, names = reference.evaluator(model), [output.name for output in model.graph.output]
+
+    def run(feeds: dict[str, Any]) -> dict[str, Any]:
+        with np.errstate(all="ignore"):
+            return dict(zip(names, evaluator.run(None, feeds), strict=True))
+
+    return _runner([(v.name, onnx_graph.describe(v)) for v in model.graph.input], run)
+
+
+def _engine_runner(engine: Engine) -> Any:
+    """Not Polygraphy's own: that one knows no bfloat16, and no output whose shape the data decides."""
+    return _runner([(io.name, io) for io in engine.inputs], engine.run)
+
+
+def _runner(inputs: Sequence[tuple[str, Any]], run: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A function as a Polygraphy runner. inputs: names, and what has their dtype and shape."""
+    from polygraphy.backend.base import BaseRunner  # after backend has set its switch
     from polygraphy.common import TensorMetadata
 
-    class ReferenceRunner(BaseRunner):  # type: ignore[misc]
-        def activate_impl(self) -> None:
-            self.evaluator = reference.evaluator(model)
-
+    class Runner(BaseRunner):  # type: ignore[misc]
         def get_input_metadata_impl(self) -> Any:
             metadata = TensorMetadata()
-            for value in model.graph.input:
-                info = onnx_graph.describe(value)
-                metadata.add(
-                    value.name, onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type), info.shape
-                )
+            for name, info in inputs:
+                metadata.add(name, onnx_model.numpy_dtype(info.dtype), info.shape)
             return metadata
 
         def infer_impl(self, feed_dict: Mapping[str, Any]) -> dict[str, Any]:
-            with np.errstate(all="ignore"):
-                outputs = self.evaluator.run(None, dict(feed_dict))
+            outputs = run(dict(feed_dict))
             self.inference_time = 0.0
-            return dict(zip((o.name for o in model.graph.output), outputs, strict=True))
+            return outputs
 
-        def deactivate_impl(self) -> None:
-            del self.evaluator
-
-    return ReferenceRunner()
-
-
-def _trt_runner(engine: Engine) -> Any:
-    from polygraphy.backend.trt import TrtRunner  # after backend has set its switch
-
-    return TrtRunner(engine.engine)
+    return Runner()
 
 
 def _run(runners: Sequence[tuple[str, Callable[[], Any]]], feed: dict[str, Any]) -> dict[str, dict[str, NDArray[Any]]]:
