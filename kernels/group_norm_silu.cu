@@ -190,7 +190,7 @@ __device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO*
 }
 
 // grid: N * groups * CLUSTER. Dynamic shared memory keeps what registers cannot, as far as it goes; what is left is read again.
-extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 3)
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 5)
 group_norm_silu_whole(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias, IO* __restrict__ y,
                       int64 groups, float epsilon) {
     const unsigned group = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
@@ -255,10 +255,10 @@ __device__ __forceinline__ float2 merged(const float2* statistics, int64 slices,
     const int lane = threadIdx.x & 31;
     auto count = [&](int i) { return min(per_slice, length - float(i) * per_slice); };
     float sum = 0.0f, squares = 0.0f;
-    for (int i = lane; i < slices; i += 32) sum += count(i) * fresh(&statistics[i]).x;
+    for (int i = lane; i < slices; i += 32) sum += count(i) * fresh(&statistics[i].x);
     const float mean = warp_sum(sum) / length;
     for (int i = lane; i < slices; i += 32) {
-        const float2 part = fresh(&statistics[i]);
+        const float2 part = {fresh(&statistics[i].x), fresh(&statistics[i].y)};
         const float d = part.x - mean;
         squares += fmaf(count(i) * d, d, part.y);
     }
@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_norm_silu_clear(unsi
 // results of the wave before, whose elements still lie in L2; at last results of the last wave. grid: two tickets for each slice of
 // all groups, and for what is missing to whole waves. statistics: mean, relative to the group's first element, and squared
 // deviations of each slice.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 5)
 group_norm_silu_sliced(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias, float2* statistics,
                        unsigned* counters, IO* __restrict__ y, int64 all_groups, int64 length, int64 spatial, int64 groups,
                        int64 slices, int64 tiles, int64 wave, float epsilon) {

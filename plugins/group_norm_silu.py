@@ -19,7 +19,7 @@ from trtconvert.pattern import Attr, Builder, Expr
 
 HELD = 6  # vectors that each of 1,024 threads can keep in registers
 CLUSTER = 8  # blocks that work on one group together
-THREADS = 224  # three blocks of that on a multiprocessor have the registers they need; of a block that works on a slice
+THREADS = 128  # of a block that works on a slice
 SLICES = 128  # of a group, at the most
 WAVE = 8 << 20  # bytes that are read before they are read again, a part of the L2 cache
 MOST_SHARED = 227 * 1024  # bytes of a block, on devices that have most (compute capability 9.0 and 10.0)
