@@ -49,15 +49,17 @@ __device__ __forceinline__ void wait_for(const unsigned* flag) {
     __syncthreads();
 }
 
-// Reads what another block of this kernel wrote: 4 or 16 bytes from L2, since L1 and the read-only path may hold what was there
+// Reads what another block of this kernel wrote: 4, 8 or 16 bytes from L2, since L1 and the read-only path may hold what was there
 // before. `volatile` and "memory" keep the compiler from moving it before the wait, which not every __ldcg does.
 template <typename T> __device__ __forceinline__ T fresh(const T* from) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 16, "4 or 16 bytes");
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "4, 8 or 16 bytes");
     const size_t address = __cvta_generic_to_global(from);
     T result;
     unsigned* word = reinterpret_cast<unsigned*>(&result);
     if constexpr (sizeof(T) == 4) {
         asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(word[0]) : "l"(address) : "memory");
+    } else if constexpr (sizeof(T) == 8) {
+        asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(address) : "memory");
     } else {
         asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
