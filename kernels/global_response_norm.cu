@@ -182,7 +182,7 @@ __device__ __forceinline__ void apply(const IO* from, const IO* scale, const IO*
 
 // Parts of a sample: chunks of the channels, for each slice. states [N + 1], norms [N, pitch], squares [N, slices, pitch], where
 // pitch is the channels of all chunks.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 global_response_norm(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias, State* states, float* norms,
                      float* squares, IO* __restrict__ y, int64 number, int64 samples, int64 positions, int64 channels, int64 chunks,
                      int64 slices, int64 per_slice, float epsilon) {
@@ -250,7 +250,7 @@ __device__ __forceinline__ void apply_row(const IO* __restrict__ from, IO* __res
 }
 
 // Parts of a sample: `per_block` channels each; a warp takes a channel at a time. states [N + 1], norms [N, C].
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 global_response_norm(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias, State* states, float* norms,
                      IO* __restrict__ y, int64 number, int64 samples, int64 positions, int64 channels, int64 parts, int64 per_block,
                      float epsilon) {

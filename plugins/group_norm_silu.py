@@ -148,7 +148,7 @@ class GroupNormSilu(Op):
         # Not `slices` for the memory: that is not largest for the largest x.
         statistics = Work(groups * minimum(all_tiles, SLICES) * 8)
         counters = Work((2 * groups + 1) * 4, offset=statistics.size)
-        wave = slices * maximum((WAVE // 16 * vector) // maximum(length, 1), 1)
+        wave = slices * minimum(maximum((WAVE // 16 * vector) // maximum(length, 1), 1), groups)
         turns = 2 * ceil_div(groups * slices, maximum(wave, 1))
         defines = (("WHOLE", "0"), ("THREADS", str(THREADS)))
         sizes = (groups, length, spatial, self.num_groups, slices, tiles, wave)

@@ -51,18 +51,25 @@ def test_group_norm_variants(shape: tuple[Size, ...], kernels: list[int]) -> Non
 
 
 def test_group_norm_work_is_enough_for_all_smaller_shapes() -> None:
-    """Two floats a slice; the lent memory is sized once, for the largest shapes."""
+    """Two floats a slice, then the counters; the lent memory is sized once, for the largest shapes. Each slice has a ticket to be
+    read and one to be written, and few are without work."""
     made = op("GroupNormSilu", num_groups=4)
-    ((statistics, apply),) = ways(made, dynamic(4, axis_1=64), 64)
-    lent = evaluate(work_size((statistics, apply)), [(8, 64, 512, 512)])
-    needs = []
+    ((clear, sliced),) = ways(made, dynamic(4, axis_1=64), 64)
+    lent = evaluate(work_size((clear, sliced)), [(8, 64, 512, 512)])
     for n, height, width in itertools.product((1, 3, 8), (1, 7, 64, 129, 500, 512), (1, 33, 511, 512)):
         shapes = [(n, 64, height, width)]
-        needs.append(evaluate(statistics.grid[0], shapes) * 8)
-        assert evaluate(apply.grid[0], shapes) * 8 == needs[-1]
-        length, slices, tiles = (evaluate(a, shapes) for a in statistics.args[2:] if isinstance(a, Dim | int))
-        assert (slices - 1) * tiles * 8192 < length <= slices * tiles * 8192
-    assert max(needs) <= lent
+        statistics, counters = (evaluate(a.offset, shapes) for a in sliced.args if isinstance(a, Work))
+        sizes = [evaluate(a, shapes) for a in sliced.args if isinstance(a, Dim | int)]
+        groups, length, spatial, _, slices, tiles, wave = sizes
+        assert (groups, length, spatial) == (4 * n, 16 * height * width, height * width)
+        assert (slices - 1) * tiles * 4096 < length <= slices * tiles * 4096
+        assert statistics == 0
+        assert groups * slices * 8 <= counters
+        assert counters + (2 * groups + 1) * 4 <= lent
+        grid = evaluate(sliced.grid[0], shapes)
+        assert grid % (2 * wave) == 0
+        assert 2 * groups * slices <= grid < 2 * (groups * slices + wave)
+        assert wave <= groups * slices
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
