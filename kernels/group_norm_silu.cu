@@ -5,16 +5,15 @@
 //
 // group_norm_silu_whole:      one block a group, or a cluster of them, that keep it in registers and shared memory: one read, one
 //                             write. Before compute capability 9.0 there are no clusters, and each block reads all of the group.
-// group_norm_silu_sliced:     many blocks a group, each with a slice of it: mean and squared deviations of the slices first, then
-//                             the results; the second read comes from L2. group_norm_silu_clear goes before it.
+// group_norm_silu_statistics: mean and squared deviations of each slice of a group ...
+// group_norm_silu_apply:      ... and what follows from them, the slices in reverse, so that the last ones read come from L2.
 //
 // Deviations are taken from a mean that is known, never as E[x^2] - E[x]^2, and all of it relative to the group's first
 // element: exact also where |mean| is far above the deviation.
 //
 // -D THREADS: of a block. -D WHOLE: 1 for the first kernel, which needs -D LENGTH, -D SPATIAL, -D HELD, the vectors that a
-// thread keeps in registers, and -D CLUSTER, blocks a group; 0 for the others, which get the sizes as arguments.
+// thread keeps in registers, and -D CLUSTER, blocks a group, and -D RESIDENT, blocks on a multiprocessor; 0 for the others, which get the sizes as arguments.
 #include "common.cuh"
-#include "tickets.cuh"
 
 // Count, mean and squared deviations of what a thread has seen; parts are merged as Chan, Golub and LeVeque have it (1979).
 struct Moments {
@@ -87,8 +86,8 @@ constexpr int ROUNDS = (PART + THREADS - 1) / THREADS;
 #define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
 constexpr bool TOGETHER = true;  // the blocks of a group tell each other what they found
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
 // The value that the variable has in the shared memory of another block of the cluster.
 __device__ __forceinline__ float2 of_block(const float2* variable, unsigned block) {
@@ -190,7 +189,7 @@ __device__ __forceinline__ void whole(const IO* from, const IO* scale, const IO*
 }
 
 // grid: N * groups * CLUSTER. Dynamic shared memory keeps what registers cannot, as far as it goes; what is left is read again.
-extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 5)
+extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, RESIDENT)
 group_norm_silu_whole(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias, IO* __restrict__ y,
                       int64 groups, float epsilon) {
     const unsigned group = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
@@ -250,15 +249,26 @@ template <bool WIDE> __device__ __forceinline__ Moments moments_of(const IO* fro
     return moments;
 }
 
+// grid: slices of all groups. statistics: mean, relative to the group's first element, and squared deviations of each.
+extern "C" __global__ void __launch_bounds__(THREADS)
+group_norm_silu_statistics(const IO* __restrict__ x, float2* __restrict__ statistics, int64 length, int64 slices, int64 tiles) {
+    const Slice slice(blockIdx.x, slices, tiles, length);
+    const IO* from = x + slice.group * length;
+    const bool wide = length % VECTOR == 0 && aligned<16>(x);
+    const Moments moments = wide ? moments_of<true>(from, slice) : moments_of<false>(from, slice);
+    const float2 found = block_moments(moments, float(slice.end - slice.first));
+    if (threadIdx.x == 0) statistics[blockIdx.x] = found;
+}
+
 // Mean and variance of the group from those of its slices, in every warp on its own.
 __device__ __forceinline__ float2 merged(const float2* statistics, int64 slices, float per_slice, float length) {
     const int lane = threadIdx.x & 31;
     auto count = [&](int i) { return min(per_slice, length - float(i) * per_slice); };
     float sum = 0.0f, squares = 0.0f;
-    for (int i = lane; i < slices; i += 32) sum += count(i) * fresh(&statistics[i].x);
+    for (int i = lane; i < slices; i += 32) sum += count(i) * statistics[i].x;
     const float mean = warp_sum(sum) / length;
     for (int i = lane; i < slices; i += 32) {
-        const float2 part = {fresh(&statistics[i].x), fresh(&statistics[i].y)};
+        const float2 part = statistics[i];
         const float d = part.x - mean;
         squares += fmaf(count(i) * d, d, part.y);
     }
@@ -282,45 +292,20 @@ __device__ __forceinline__ void apply(const IO* from, IO* to, const Slice& slice
     }
 }
 
-// Counters: the tickets; for each group the slices whose statistics are there, and whether all of them are.
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_silu_clear(unsigned* counters, int64 number) {
-    const int64 i = int64(blockIdx.x) * THREADS + threadIdx.x;
-    if (i < number) counters[i] = 0;
-}
-
-// Ticket by ticket, `wave` blocks at a time: statistics of the first wave of slices; then by turns statistics of the next wave and
-// results of the wave before, whose elements still lie in L2; at last results of the last wave. grid: two tickets for each slice of
-// all groups, and for what is missing to whole waves. statistics: mean, relative to the group's first element, and squared
-// deviations of each slice.
-extern "C" __global__ void __launch_bounds__(THREADS, 5)
-group_norm_silu_sliced(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias, float2* statistics,
-                       unsigned* counters, IO* __restrict__ y, int64 all_groups, int64 length, int64 spatial, int64 groups,
-                       int64 slices, int64 tiles, int64 wave, float epsilon) {
-    const unsigned ticket = take_ticket(counters), turn = ticket / unsigned(wave), turns = gridDim.x / unsigned(wave);
-    const bool reads = turn == 0 || (turn % 2 == 1 && turn != turns - 1);
-    const int64 first = int64(reads ? (turn + 1) / 2 : (turn - 1) / 2) * wave, place = ticket % unsigned(wave);
-    const int64 block = first + (reads ? place : wave - 1 - place);  // what was read last is the first to be read again
-    if (block >= all_groups * slices) return;
-    const Slice slice(block, slices, tiles, length);
+// grid: the same slices, from the last to the first, and in each of them the tiles.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+group_norm_silu_apply(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias,
+                      const float2* __restrict__ statistics, IO* __restrict__ y, int64 length, int64 spatial, int64 groups,
+                      int64 slices, int64 tiles, float epsilon) {
+    const Slice slice(gridDim.x - 1 - blockIdx.x, slices, tiles, length);
     const IO* from = x + slice.group * length;
     IO* to = y + slice.group * length;
-    unsigned *done = counters + 1 + slice.group, *ready = done + all_groups;
-    float2* found = statistics + slice.group * slices;
-    if (reads) {
-        const bool wide = length % VECTOR == 0 && aligned<16>(x);
-        const Moments moments = wide ? moments_of<true>(from, slice) : moments_of<false>(from, slice);
-        const float2 own = block_moments(moments, float(slice.end - slice.first));
-        if (threadIdx.x == 0) statistics[block] = own;
-        if (finished_last(done, unsigned(slices))) publish(ready);
-        return;
-    }
     const int64 channel = slice.group % groups * (length / spatial);
     Finish finish{to_float(from[0]), 0.0f, 0.0f, scale + channel, bias + channel, unsigned(spatial)};
     auto merge = [&] {
-        wait_for(ready);
-        const float2 all = merged(found, slices, float(tiles) * float(TILE), float(length));
-        finish.mean = all.x;
-        finish.rstd = rsqrtf(all.y + epsilon);
+        const float2 found = merged(statistics + slice.group * slices, slices, float(tiles) * float(TILE), float(length));
+        finish.mean = found.x;
+        finish.rstd = rsqrtf(found.y + epsilon);
     };
     if (spatial % VECTOR == 0 && aligned<16>(x) && aligned<16>(y)) apply<true>(from, to, slice, finish, merge);
     else apply<false>(from, to, slice, finish, merge);

@@ -13,7 +13,8 @@
 __device__ __forceinline__ OUT finish(float z, float inverse) {
     if constexpr (ACTIVATION == 1) z = gelu_erf(z);
     if constexpr (ACTIVATION == 2) z = gelu_tanh(z);
-    return from_float<OUT>(sizeof(OUT) == 1 ? z * inverse : z);
+    if constexpr (sizeof(OUT) == 1) return quantized(z, inverse, __fdividef(-128.0f, inverse), __fdividef(127.0f, inverse));
+    else return from_float<OUT>(z);
 }
 
 __device__ __forceinline__ bool data_aligned(const IO* x, const OUT* y) {

@@ -11,18 +11,13 @@ from numpy.typing import NDArray
 from trtconvert.plugins.forms import response_norm
 
 from trtconvert import kernels
-from trtconvert.launch import Launch, Launches, Size, Tensor, Work, ceil_div, maximum, minimum, product
+from trtconvert.launch import Launch, Launches, Tensor, Work, ceil_div, maximum, minimum, product
 from trtconvert.op import Op, case
 from trtconvert.pattern import Attr, Builder, Expr
 
 THREADS = 256  # of a block
-WARPS = THREADS // 32
-VECTORS = 8  # that a thread reads, 16 bytes each: enough to be worth the start of a block
-WIDEST = 32  # vectors of channels that a block takes; the fewer, the more positions, and the fewer sums in memory
-SLICES = 512  # of a sample, at the most: one block adds their sums
-BLOCKS = 264  # that share the work, if there is so much
-GROUP = 8 << 20  # bytes of x whose norms are computed before their result: L2 holds several of them
-STATE = 16  # bytes of the counters of a sample
+BLOCKS = 2048  # that share the work, if there is so much
+POSITIONS = 16  # of a slice, at the least
 
 
 class GlobalResponseNorm(Op):
@@ -90,67 +85,59 @@ class GlobalResponseNorm(Op):
         return (self._last if self.axis == -1 else self._first)(x, scale, bias, y)
 
     def _last(self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor) -> Launches:
-        """A part of a sample is a slice of the positions of a chunk of the channels."""
+        """Sums of slices; the norms; the result. A slice is short where otherwise there were few blocks."""
         n, positions, channels = x.shape[0], product(x.shape[1:-1]), int(scale.shape[0])
-        vector = 16 // _bytes(x)
-        vectors = -(-channels // vector)
-        chunks = -(-vectors // WIDEST)  # of the channels
+        vectors = -(-channels // (16 // np.dtype("f4" if x.dtype == "float32" else "f2").itemsize))
+        chunks = -(-vectors // 64)  # of the channels
         width = -(-vectors // chunks)
-        pitch = chunks * width * vector
-        per_block = VECTORS * (THREADS // width)  # positions of a slice
-        slices = ceil_div(positions, maximum(per_block, ceil_div(positions, SLICES)))
-        per_slice = maximum(ceil_div(positions, maximum(slices, 1)), 1)  # the same in all slices
+        shortest = ceil_div(positions, POSITIONS)
+        wanted = maximum(minimum(shortest, ceil_div(BLOCKS, maximum(n * chunks, 1))), 1)
+        per_slice = maximum(ceil_div(positions, wanted), 1)
         slices = ceil_div(positions, per_slice)
-        samples, grid = _schedule(x, slices * chunks)
-        most = n * minimum(ceil_div(positions, per_block), SLICES)  # slices of all samples, for all that are not larger
-        states = _states(n)
-        norms = Work(n * pitch * 4, states.size)
-        squares = Work(most * pitch * 4, states.size + norms.size)
-        sizes = (n, samples, positions, channels, chunks, slices, per_slice)
+        norms = Work(n * channels * 4)
+        most = minimum(n * shortest, n + -(-BLOCKS // chunks))  # slices of all samples, for all that are not larger
+        squares = Work(most * channels * 4, n * channels * 4)
+        grid, block = (n * slices * chunks, 1, 1), (THREADS, 1, 1)
         defines = (("LAST", "1"), ("X", str(width)))
-        args = (x, scale, bias, states, norms, squares, y, *sizes, self.epsilon)
+        sizes = (positions, channels, chunks, slices, per_slice)
         return (
-            _start(n, states, defines),
-            Launch("global_response_norm", (grid, 1, 1), (THREADS, 1, 1), args, defines=defines),
+            Launch("global_response_norm_squares", grid, block, (x, squares, *sizes), defines=defines),
+            Launch(
+                "global_response_norm_norms",
+                (n * -(-channels // 32), 1, 1),
+                (32, 8, 1),
+                (squares, norms, channels, slices),
+                defines=defines,
+            ),
+            Launch(
+                "global_response_norm_apply",
+                grid,
+                block,
+                (x, scale, bias, norms, y, *sizes, self.epsilon),
+                defines=defines,
+            ),
         )
 
     def _first(self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor) -> Launches:
-        """A part of a sample is some of its channels, a row of positions each; few where otherwise there were few blocks."""
+        """The norms; the result. A block takes so many channels that reading all norms, for their mean, is little beside."""
         n, positions, channels = x.shape[0], product(x.shape[2:]), int(scale.shape[0])
-        filling = VECTORS * 32 * 16 // _bytes(x)  # positions that keep a warp busy
-        rows = minimum(ceil_div(filling, maximum(positions, 1)), n * channels // (WARPS * BLOCKS))
-        per_block = WARPS * maximum(rows, 1)
-        parts = ceil_div(channels, per_block) * minimum(positions, 1)  # nothing to do without positions
-        samples, grid = _schedule(x, parts)
-        states = _states(n)
-        norms = Work(n * channels * 4, states.size)
-        sizes = (n, samples, positions, channels, parts, per_block)
-        defines = (("LAST", "0"),)
-        args = (x, scale, bias, states, norms, y, *sizes, self.epsilon)
+        per_block = 8 * ceil_div(channels, maximum(positions, 1))
+        chunks = ceil_div(channels, per_block)
+        norms, block, defines = Work(n * channels * 4), (THREADS, 1, 1), (("LAST", "0"),)
+        rows = n * channels
         return (
-            _start(n, states, defines),
-            Launch("global_response_norm", (grid, 1, 1), (THREADS, 1, 1), args, defines=defines),
+            Launch(
+                "global_response_norm_rows",
+                (ceil_div(rows, 8), 1, 1),
+                block,
+                (x, norms, rows, positions),
+                defines=defines,
+            ),
+            Launch(
+                "global_response_norm_planes",
+                (n * chunks, 1, 1),
+                block,
+                (x, scale, bias, norms, y, positions, channels, chunks, per_block, self.epsilon),
+                defines=defines,
+            ),
         )
-
-
-def _bytes(x: Tensor) -> int:
-    """Of an element."""
-    return 4 if x.dtype == "float32" else 2
-
-
-def _schedule(x: Tensor, parts: Size) -> tuple[Size, Size]:
-    """Samples of a group; blocks: two for each part of each sample of each group, of which the last may have samples too many."""
-    n, sample = x.shape[0], product(x.shape[1:]) * _bytes(x)
-    samples = maximum(minimum(GROUP // maximum(sample, 1), n), 1)
-    return samples, 2 * parts * samples * ceil_div(n, samples)
-
-
-def _states(n: Size) -> Work:
-    """The counters of each sample, and one more for the tickets."""
-    return Work((n + 1) * STATE)
-
-
-def _start(n: Size, states: Work, defines: tuple[tuple[str, str], ...]) -> Launch:
-    """Lent memory holds anything; counters start at 0. Threads for n + 1 states, and none for an empty batch."""
-    blocks = ceil_div(2 * n, THREADS)
-    return Launch("global_response_norm_start", (blocks, 1, 1), (THREADS, 1, 1), (states, n + 1), defines=defines)

@@ -19,9 +19,8 @@ from trtconvert.pattern import Attr, Builder, Expr
 
 HELD = 6  # vectors that each of 1,024 threads can keep in registers
 CLUSTER = 8  # blocks that work on one group together
-THREADS = 128  # of a block that works on a slice
+THREADS = 256  # of a block that works on a slice
 SLICES = 128  # of a group, at the most
-WAVE = 8 << 20  # bytes that are read before they are read again, a part of the L2 cache
 MOST_SHARED = 227 * 1024  # bytes of a block, on devices that have most (compute capability 9.0 and 10.0)
 
 
@@ -90,8 +89,8 @@ class GroupNormSilu(Op):
         return np.asarray(v / (1 + np.exp(-v)))
 
     def launch(self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor) -> Iterator[Launch | Launches]:
-        """A group that fits into the registers of one block is read once; else, or where only run time knows its length, many
-        blocks share it."""
+        """A group that fits into the registers of one block is read once; else, or where only run time knows its length, two
+        kernels share the work."""
         vector = 16 // np.dtype("f4" if x.dtype == "float32" else "f2").itemsize
         per_group, spatial = int(scale.shape[0]) // self.num_groups, product(x.shape[2:])
         length = per_group * spatial
@@ -104,9 +103,10 @@ class GroupNormSilu(Op):
         fits = vectors <= HELD * 1024
         yield from (whole(HELD), sliced) if fits else (sliced,)
         if CLUSTER * 64 <= vectors <= CLUSTER * 2 * HELD * 512:
-            yield whole(2 * HELD, blocks=CLUSTER, most_threads=512)
+            yield whole(2 * HELD, blocks=CLUSTER, most_threads=256, resident=2)
+            yield whole(HELD, blocks=CLUSTER, most_threads=256, resident=3)
         if not fits:
-            yield whole(8, most_threads=512)
+            yield whole(6, most_threads=512)
         if vectors > 2048:
             yield whole(0, most_threads=512)
 
@@ -122,12 +122,13 @@ class GroupNormSilu(Op):
         held: int,
         blocks: int = 1,
         most_threads: int = 1024,
+        resident: int = 1,
     ) -> Launch:
         """`blocks` a group, up to `held` vectors of a thread in registers; further ones in shared memory, as much as there is."""
         share = -(-vectors // blocks)
         threads = next((t for t in (32, 64, 128, 256, 512) if share <= 2 * t or t == most_threads), 1024)
         rounds = -(-share // threads)
-        values = {"WHOLE": 1, "THREADS": threads, "HELD": min(held, rounds), "CLUSTER": blocks}
+        values = {"WHOLE": 1, "THREADS": threads, "HELD": min(held, rounds), "CLUSTER": blocks, "RESIDENT": resident}
         defines = values | {"LENGTH": length, "SPATIAL": spatial}
         return Launch(
             "group_norm_silu_whole",
@@ -141,26 +142,23 @@ class GroupNormSilu(Op):
     def _sliced(
         self, x: Tensor, scale: Tensor, bias: Tensor, y: Tensor, length: Size, spatial: Size, vector: int
     ) -> Launches:
-        """Many blocks a group; tickets make sure that what is read twice is still in the L2 cache the second time."""
+        """Statistics of each slice, then what follows from them."""
         all_tiles = ceil_div(length, 4 * vector * THREADS)
         tiles = maximum(ceil_div(all_tiles, SLICES), 1)  # of a slice
         slices, groups = ceil_div(all_tiles, tiles), x.shape[0] * self.num_groups
-        # Not `slices` for the memory: that is not largest for the largest x.
-        statistics = Work(groups * minimum(all_tiles, SLICES) * 8)
-        counters = Work((2 * groups + 1) * 4, offset=statistics.size)
-        wave = slices * minimum(maximum((WAVE // 16 * vector) // maximum(length, 1), 1), groups)
-        turns = 2 * ceil_div(groups * slices, maximum(wave, 1))
+        statistics = Work(
+            groups * minimum(all_tiles, SLICES) * 8
+        )  # not `slices`: that is not largest for the largest x
+        grid, block = (groups * slices, 1, 1), (THREADS, 1, 1)
         defines = (("WHOLE", "0"), ("THREADS", str(THREADS)))
-        sizes = (groups, length, spatial, self.num_groups, slices, tiles, wave)
-        clear = minimum(groups, ceil_div(2 * groups + 1, THREADS))
-        block = (THREADS, 1, 1)
+        sizes = (length, spatial, self.num_groups, slices, tiles)
         return (
-            Launch("group_norm_silu_clear", (clear, 1, 1), block, (counters, 2 * groups + 1), defines=defines),
+            Launch("group_norm_silu_statistics", grid, block, (x, statistics, length, slices, tiles), defines=defines),
             Launch(
-                "group_norm_silu_sliced",
-                (turns * wave, 1, 1),
+                "group_norm_silu_apply",
+                grid,
                 block,
-                (x, scale, bias, statistics, counters, y, *sizes, self.epsilon),
+                (x, scale, bias, statistics, y, *sizes, self.epsilon),
                 defines=defines,
             ),
         )

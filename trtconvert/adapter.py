@@ -19,6 +19,7 @@ from trtconvert import gpu, launch
 from trtconvert.backend import Backend
 from trtconvert.compiled import Compiled, compile_op
 from trtconvert.errors import ConvertError
+from trtconvert.fastest import fastest_first
 from trtconvert.launch import Counted, Dim, Size, Tensor
 from trtconvert.op import Op
 
@@ -135,13 +136,14 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             self.run: gpu.Run | None = None
             self.sizes: tuple[int, ...] | None = None  # what `run` was prepared for
             self.symbols: list[Tensor] = []  # the inputs as configured
+            self.order = [0]  # variants
 
         def get_capability_interface(self, _kind: Any) -> Any:
             return self
 
         def clone(self) -> Any:
             copied = Plugin(self.state, self.compiled, self.types)
-            copied.symbols = self.symbols
+            copied.symbols, copied.order = self.symbols, self.order
             return copied
 
         # build
@@ -217,17 +219,16 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
 
         @_kept()
         def configure_plugin(self, inputs: list[Any], _outputs: list[Any]) -> None:
-            self.symbols = self._symbols(inputs)
-            self.compiled = compile_op(self._op, self.symbols, self.state.targets)
+            """Take the fastest variant on this GPU at the profile's opt shapes, or that of the op's own rule."""
+            self.symbols, here, self.order = self._symbols(inputs), gpu.current(), [0]
+            if here is not None and here.arch in self.state.targets:
+                self.order = fastest_first(self._op, self.symbols, [sizes(i.opt) for i in inputs])
+            self.compiled = compile_op(self._op, self.symbols, self.state.targets, self.order[0])
 
-        @_kept([])
         def get_valid_tactics(self) -> list[int]:
-            """1, 2, ... for the op's variants where they can be timed; none leaves the choice to the op's own rule."""
-            here = gpu.current()
-            if here is None or here.arch not in self.state.targets:
-                return []
-            count = len(self._op.variants(*self.symbols, *self._op.outputs(*self.symbols)))
-            return list(range(1, count + 1)) if count > 1 else []
+            """The op's variants, from 1 on, where they can be timed: the fastest alone first. TensorRT times them all in the
+            network, TensorRT-RTX takes the first."""
+            return [variant + 1 for variant in self.order] if len(self.order) > 1 else []
 
         @_kept()
         def set_tactic(self, tactic: int) -> None:

@@ -215,8 +215,13 @@ def copy(device: int, host: int, size: int, stream: int, to_device: bool) -> Non
 
 def clear(device: int, size: int, stream: int) -> None:
     """Set `size` bytes of device memory to zero, ordered on the stream."""
+    fill(device, 0, size, stream)
+
+
+def fill(device: int, value: int, size: int, stream: int) -> None:
+    """Set `size` bytes of device memory to that value, ordered on the stream."""
     if size:
-        _call(_driver().cuMemsetD8Async(device, 0, size, stream))
+        _call(_driver().cuMemsetD8Async(device, value, size, stream))
 
 
 def capture(stream: int, work: Callable[[], object]) -> Callable[[], None]:
