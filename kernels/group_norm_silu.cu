@@ -250,7 +250,7 @@ template <bool WIDE> __device__ __forceinline__ Moments moments_of(const IO* fro
 }
 
 // grid: slices of all groups. statistics: mean, relative to the group's first element, and squared deviations of each.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 group_norm_silu_statistics(const IO* __restrict__ x, float2* __restrict__ statistics, int64 length, int64 slices, int64 tiles) {
     const Slice slice(blockIdx.x, slices, tiles, length);
     const IO* from = x + slice.group * length;

@@ -36,12 +36,12 @@ def dynamic(rank: int, **known: int) -> tuple[Size, ...]:
     ("shape", "kernels"),
     [
         ((1, 1280, 8, 8), [1, 2]),
-        ((1, 320, 64, 64), [1, 2, 1, 1]),  # the group in one block, in slices, in a cluster, in shared memory
-        ((16, 320, 128, 128), [2, 1, 1, 1]),
+        ((1, 320, 64, 64), [1, 2, 1, 1, 1]),  # the group in one block, in slices, in a cluster twice, in shared memory
+        ((16, 320, 128, 128), [2, 1, 1, 1, 1]),
         ((1, 128, 1024, 1024), [2, 1, 1]),  # too large for a cluster
         ((2, 32, 0, 4), [2]),
         (dynamic(4, axis_1=320), [2]),
-        ((Dim.of_input(0, 0), 320, 64, 64), [1, 2, 1, 1]),
+        ((Dim.of_input(0, 0), 320, 64, 64), [1, 2, 1, 1, 1]),
     ],
 )
 def test_group_norm_variants(shape: tuple[Size, ...], kernels: list[int]) -> None:

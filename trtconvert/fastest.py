@@ -22,14 +22,15 @@ LAUNCHES, ROUNDS = 4, 5  # back to back between two events; the median of the ro
 def fastest_first(op: Op, inputs: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[int]:
     """Indices of the op's variants for these inputs, by their time at these shapes. In the op's own order where there is
     nothing to choose or nothing can be measured, as when memory does not suffice."""
-    return list(_order(type(op), tuple(op.values().items()), tuple(inputs), tuple(tuple(s) for s in shapes)))
+    kind: Any = type(op)
+    return list(_order(kind, tuple(op.values().items()), tuple(inputs), tuple(tuple(s) for s in shapes)))
 
 
 @lru_cache(maxsize=256)
 def _order(
     kind: type[Op], values: tuple[tuple[str, Any], ...], inputs: tuple[Tensor, ...], shapes: Shapes
 ) -> list[int]:
-    op: Op = kind(**dict(values))
+    op = kind(**dict(values))
     ways = list(range(len(op.variants(*inputs, *op.outputs(*inputs)))))
     if len(ways) < 2:
         return ways

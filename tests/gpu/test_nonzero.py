@@ -10,6 +10,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from tests.importable import mixed
 from tests.test_nonzero import GRAPHS, ONE, model
 from trtconvert import BuildOptions, build, load_engine, reference, verify
 from trtconvert.model import elem_type, numpy_dtype
@@ -44,6 +45,8 @@ def assert_same(got: NDArray[Any], want: NDArray[Any]) -> None:
 def test_graphs_around_it(name: str, tmp_path: Path) -> None:
     made, path = GRAPHS[name], tmp_path / "model.onnx"
     onnx.save(made, path)
+    if mixed() and any(node.op_type == "Squeeze" for node in made.graph.node):
+        pytest.skip("this mixture of TensorRT's parts imports no Squeeze")
     dynamic = "dynamic" in name
     shapes = parse(["x=1x8,6x8,64x8", "m=1,6,64"]) if dynamic else {}
     engine, session = load_engine(build(path, None, BuildOptions(shapes=shapes)).plan), reference.session(made)
