@@ -40,7 +40,8 @@ F = torch.nn.functional
 @dataclass(frozen=True)
 class Pattern:
     """nodes: ONNX text from x to y, S and B being scale and bias, E epsilon, QS and QZ of quantization. torch: the same in
-    PyTorch. weights: shape of scale and bias by the number of channels. x, y: their dtypes if not the row's.
+    PyTorch. weights: shape of scale and bias by the number of channels. x, y: their dtypes if not the row's. table: whether it
+    says what a fusion gains in a model. Channels-first norms alone do not: between convolutions TensorRT lays the channels last.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Pattern:
     weights: Callable[[int], tuple[int, ...]] = lambda c: (c,)
     x: str = ""
     y: str = ""
+    table: bool = True
 
 
 def _norm2d(x: torch.Tensor, s: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -88,12 +90,21 @@ PATTERNS = (
         "y = Gelu (l)",
         lambda x, s, b: F.gelu(_norm2d(x, s, b)),
         lambda c: (1, c, 1, 1),
+        table=False,
+    ),
+    Pattern(
+        "Conv -> LayerNorm2d -> GELU -> Conv",
+        "k = Conv (x, W) u = ReduceMean <keepdims = 1> (k, A) d = Sub (k, u) q = Mul (d, d) v = ReduceMean <keepdims = 1> (q, A) "
+        "w = Add (v, E) r = Sqrt (w) n = Div (d, r) m = Mul (n, S) l = Add (m, B) g = Gelu (l) y = Conv (g, W)",
+        lambda x, s, b: x,
+        lambda c: (1, c, 1, 1),
     ),
     Pattern(
         "Transpose -> LN -> Transpose -> GELU",
         "t = Transpose <perm = [0, 2, 1]> (x) l = LayerNormalization <axis = -1> (t, S, B) u = Transpose <perm = [0, 2, 1]> (l) "
         "y = Gelu (u)",
         _channels_first,
+        table=False,
     ),
     Pattern(
         "LN -> GELU -> Q",
@@ -132,6 +143,7 @@ PATTERNS = (
 _ROWS = ((262144, 512), (174592, 768), (131072, 1024), (65536, 2048), (32768, 4096))
 _PLANES = ((32, 256, 128, 128), (64, 64, 256, 256))
 HALF, ALL = ("float16",), ("float16", "bfloat16", "float32")
+OLDER = ("float16", "float32")  # InstanceNormalization before opset 22
 LARGE: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     *(("LN -> GELU", shape, ALL) for shape in _ROWS),
     ("LN -> GELU tanh", _ROWS[2], HALF),
@@ -140,7 +152,7 @@ LARGE: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     ("LN -> GELU -> Q", _ROWS[2], ALL),
     ("LN -> Q", _ROWS[2], ALL),
     ("DQ -> GELU -> Q", _ROWS[2], HALF),
-    ("GroupNorm -> SiLU", (16, 320, 128, 128), ALL),
+    ("GroupNorm -> SiLU", (16, 320, 128, 128), OLDER),
     ("GRN", (64, 56, 56, 384), ALL),
 )
 SMALL: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
@@ -152,9 +164,13 @@ SMALL: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     ("LN -> GELU -> Q", (197, 768), ALL),
     ("LN -> Q", (197, 768), ALL),
     ("DQ -> GELU -> Q", (197, 3072), HALF),
-    ("GroupNorm -> SiLU", (1, 320, 64, 64), ALL),
-    ("GroupNorm -> SiLU", (1, 1280, 8, 8), ALL),
+    ("GroupNorm -> SiLU", (1, 320, 64, 64), OLDER),
+    ("GroupNorm -> SiLU", (1, 1280, 8, 8), OLDER),
     ("GRN", (1, 56, 56, 384), ALL),
+)
+BETWEEN = tuple(
+    ("Conv -> LayerNorm2d -> GELU -> Conv", shape, ALL)
+    for shape in ((1, 64, 64, 64), (1, 64, 256, 256), (4, 256, 64, 64), (8, 512, 1, 4000), (32, 256, 128, 128))
 )
 
 
@@ -169,6 +185,8 @@ def model(pattern: Pattern, shape: tuple[int, ...], dtype: str) -> ModelProto:
         "QS": np.array(STEP, numpy_dtype(dtype)),
         "QZ": np.array(0, np.int8),
     }
+    spread = random.standard_normal((channels, channels, 1, 1)) / channels**0.5
+    weights |= {"W": spread.astype(numpy_dtype(dtype))}
     weights |= {"A": np.array([1]), "H": np.array([1, 2]), "C": np.array([-1]), "G": np.array([0, 32, -1])}
     sizes = ",".join(map(str, shape))
     x, y = ELEMENT[pattern.x or dtype], ELEMENT[pattern.y or dtype]
@@ -290,7 +308,7 @@ def main() -> None:
     head = f"{gpu.require().name}, copy {rate / 1e6:.2f} TB/s, {versions}, {datetime.date.today()}"
     texts = [head, "", f"`python -m tests.bench.opportunities {' '.join(sys.argv[1:])}`".replace(" `", "`")]
     print(head, flush=True)
-    for rows, large in ((LARGE, True), (SMALL, False)):
+    for rows, large in ((LARGE, True), (SMALL, False), (BETWEEN, False)):
         columns = ["pattern", "x", "dtype", "plugin us", "native us", "native / plugin"]
         columns += ["plugin / floor", "native / floor"] * large + ["torch.compile us", "torch / plugin"]
         texts += ["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -300,7 +318,8 @@ def main() -> None:
                 try:
                     with tempfile.TemporaryDirectory() as folder:
                         row = timed(pattern, shape, dtype, Path(folder), large and not options.no_torch)
-                    table.add(row, pattern.x or dtype)
+                    if pattern.table:
+                        table.add(row, pattern.x or dtype)
                     cells = line(row, rate, large)
                 except Exception as error:  # noqa: BLE001  the other rows are wanted all the same
                     cells = [name, str(shape), dtype, f"{type(error).__name__}: {str(error)[:200]}"]
