@@ -60,7 +60,7 @@ def test_native_twin_has_no_plugins(tmp_path: Path) -> None:
     fused = fuse(SAMPLES / "sam_upscaler.onnx", output=tmp_path / "fused.onnx").path
     assert fused is not None
     for source in (SAMPLES / "sam_upscaler.onnx", fused):
-        assert build(source, tmp_path / "plugins.plan").manifest.plugins
+        assert build(source, tmp_path / "plugins.plan", BuildOptions(fuse="all")).manifest.plugins
         native = build_native(onnx_model.load(source), source, BuildOptions(), tmp_path)
         assert native.manifest.plugins == []
         assert native.plan.stat().st_size > 0

@@ -65,9 +65,10 @@ def test_the_table_names_every_sample() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_sample_builds(name: str, run: Run, tmp_path: Path) -> None:
-    """`trtconvert build MODEL`, nothing else: a plan with the expected plugins, and a manifest that says so."""
+    """`trtconvert build MODEL`, nothing else; with all fusions a plan with the expected plugins, and a manifest that says so."""
     plan = tmp_path / "engine.plan"
-    result = run("build", SAMPLES / f"{name}.onnx", "-o", plan)
+    assert run("build", SAMPLES / f"{name}.onnx", "-o", plan).returncode == 0
+    result = run("build", SAMPLES / f"{name}.onnx", "-o", plan, "--fuse", "all")
     assert result.returncode == 0, result.stderr
     described = json.loads((tmp_path / "engine.plan.json").read_text())
     fusions, nodes = EXPECTED[name]
@@ -109,7 +110,7 @@ def test_life_cycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "get_fields_to_serialize",
     ):
         spy(plugin, method)
-    options = BuildOptions(targets=("sm_86", "sm_120"))
+    options = BuildOptions(fuse="all", targets=("sm_86", "sm_120"))
     result = build(SAMPLES / "sam_upscaler.onnx", tmp_path / "sam.plan", options)
     seen = dict(calls)
     order = list(dict.fromkeys(name for name, _ in calls))
@@ -144,7 +145,7 @@ def test_life_cycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_inspect_plan_lists_plugin_version_and_targets(run: Run, tmp_path: Path) -> None:
     plan = tmp_path / "sam.plan"
-    build(SAMPLES / "sam_upscaler.onnx", plan, BuildOptions(targets=("sm_86", "sm_89")))
+    build(SAMPLES / "sam_upscaler.onnx", plan, BuildOptions(fuse="all", targets=("sm_86", "sm_89")))
     shown = run("inspect", plan).stdout
     assert "LayerNormGelu version 1" in shown
     assert "sm_86, sm_89" in shown

@@ -412,7 +412,7 @@ def test_quantized_models_build(known: bool, tmp_path: Path) -> None:
             function.name = f"Unknown{function.name}"
     path = tmp_path / "m.onnx"
     path.write_bytes(serialize(built))
-    result = build(path, tmp_path / "m.plan", BuildOptions(targets=("sm_86",)))
+    result = build(path, tmp_path / "m.plan", BuildOptions(fuse="all", targets=("sm_86",)))
     assert len(result.plugin_nodes) == (4 if known else 0)
 
 

@@ -11,13 +11,15 @@ import onnx
 import pytest
 
 from tests.conftest import SAMPLES, Run
-from trtconvert import build, gpu, verify
+from trtconvert import BuildOptions, build, gpu, verify
 from trtconvert.verify import ENGINE, FUSED, _compare
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(SAMPLES / "sam_upscaler.onnx", tmp_path_factory.mktemp("plan") / "sam.plan").plan
+    return build(
+        SAMPLES / "sam_upscaler.onnx", tmp_path_factory.mktemp("plan") / "sam.plan", BuildOptions(fuse="all")
+    ).plan
 
 
 def test_command(run: Run, plan: Path) -> None:

