@@ -9,7 +9,6 @@ from typing import Any
 
 from trtconvert import gpu, launch
 from trtconvert.compiled import compile_op
-from trtconvert.errors import ConvertError
 from trtconvert.launch import Tensor, evaluate
 from trtconvert.model import numpy_dtype
 from trtconvert.op import Op
@@ -36,7 +35,7 @@ def _order(
         return ways
     try:
         times = _times(op, inputs, shapes, len(ways))
-    except (ConvertError, RuntimeError):  # cuda.core raises RuntimeError where memory does not suffice
+    except Exception:  # noqa: BLE001  # CUDA raises of many types; what cannot be measured is no failed build
         return ways
     return sorted(ways, key=times.__getitem__)
 
