@@ -293,7 +293,7 @@ __device__ __forceinline__ void apply(const IO* from, IO* to, const Slice& slice
 }
 
 // grid: the same slices, from the last to the first, and in each of them the tiles.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 group_norm_silu_apply(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias,
                       const float2* __restrict__ statistics, IO* __restrict__ y, int64 length, int64 spatial, int64 groups,
                       int64 slices, int64 tiles, float epsilon) {

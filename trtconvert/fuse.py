@@ -162,15 +162,26 @@ class _Finder:
         taken: set[int] = set()
         for index, node in reversed(list(enumerate(self.view.nodes))):
             if index not in taken and node.output and (site := self._site_at(node, taken)) is not None:
-                found.append(site)
-                taken |= site.nodes
+                found.append(self._shortest(site, taken))
+                taken |= found[-1].nodes
         self.refusals.reverse()
-        return found[::-1]
+        return sorted(found, key=lambda site: max(site.nodes))
 
-    def _site_at(self, node: NodeProto, taken: set[int]) -> Site | None:
+    def _shortest(self, site: Site, taken: set[int]) -> Site:
+        """Of matches of one op that end one behind the other, as where a product with 1 follows, the one that ends first."""
+        refusals = list(self.refusals)
+        inside = (self.view.nodes[index] for index in sorted(site.nodes))
+        sites = (self._site_at(n, taken, type(site.op)) for n in inside if n.output and n.output[0] != site.output)
+        shortest = next((inner for inner in sites if inner is not None), site)
+        self.refusals = refusals
+        return shortest
+
+    def _site_at(self, node: NodeProto, taken: set[int], only: type[Op] | None = None) -> Site | None:
         refused: dict[type[Op], tuple[NearMiss, frozenset[int]]] = {}
         for spelling in self.by_root.get(node.op_type, ()):
             op, output = spelling.op, node.output[0]
+            if only not in (None, op):
+                continue
             if not self.outline.possible(spelling.expr, output):
                 continue
             for match in self.matcher.find(spelling.expr, output):
