@@ -1,10 +1,11 @@
-"""Sub-expressions that several ops share, each in the spellings that exporters write."""
+"""What several ops share: sub-expressions in the spellings that exporters write, and why attributes and inputs are refused."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
+from trtconvert.launch import Tensor
 from trtconvert.pattern import Anything, Attr, Builder, Expr
 
 
@@ -29,6 +30,25 @@ def gelu(op: Builder, x: Expr) -> Expr:
 def not_a_gelu(approximate: str) -> str | None:
     """Why the value of `approximate` names no GELU; None if it does."""
     return None if approximate in ("none", "tanh") else f'approximate is {approximate!r}; it takes "none" or "tanh"'
+
+
+def not_an_epsilon(epsilon: float) -> str | None:
+    """Why the number is no epsilon; None if it is one."""
+    good = epsilon >= 0 and math.isfinite(epsilon)
+    return None if good else f"epsilon is {epsilon}; it takes a finite number, 0 or above"
+
+
+def not_of_channels(x: Tensor, axis: int, scale: Tensor, bias: Tensor) -> str | None:
+    """Why scale and bias are not one value, of x's dtype, for each of its channels along `axis`; None if they are."""
+    channels = x.shape[axis]
+    for name, tensor in (("scale", scale), ("bias", bias)):
+        if tensor.dtype != x.dtype:
+            return f"{name} is {tensor.dtype}, x is {x.dtype}; it takes one dtype for both"
+        if tensor.rank != 1 or not isinstance(tensor.shape[0], int):
+            return f"{name} has shape {list(map(str, tensor.shape))}; it takes one known number of channels"
+        if isinstance(channels, int) and tensor.shape[0] != channels:
+            return f"{name} has {tensor.shape[0]} values, x has {channels} channels"
+    return None
 
 
 def _argument(op: Builder, x: Expr, times: int) -> Expr:

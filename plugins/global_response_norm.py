@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import typing
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from trtconvert.plugins.forms import response_norm
+from trtconvert.plugins.forms import not_an_epsilon, not_of_channels, response_norm
 
 from trtconvert import kernels
 from trtconvert.launch import Launch, Launches, Tensor, Work, ceil_div, maximum, minimum, product
@@ -58,17 +57,7 @@ class GlobalResponseNorm(Op):
     def accepts(self, x: Tensor, scale: Tensor, bias: Tensor) -> str | None:
         if self.axis not in (-1, 1) or x.rank < 3:
             return f"axis {self.axis} of a tensor of rank {x.rank}; it takes axis -1 or 1 of three dimensions or more"
-        if not (self.epsilon >= 0 and math.isfinite(self.epsilon)):
-            return f"epsilon is {self.epsilon}; it takes a finite number, 0 or above"
-        channels = x.shape[self.axis]
-        for name, tensor in (("scale", scale), ("bias", bias)):
-            if tensor.dtype != x.dtype:
-                return f"{name} is {tensor.dtype}, x is {x.dtype}; it takes one dtype for both"
-            if tensor.rank != 1 or not isinstance(tensor.shape[0], int):
-                return f"{name} has shape {list(map(str, tensor.shape))}; it takes one known number of channels"
-            if isinstance(channels, int) and tensor.shape[0] != channels:
-                return f"{name} has {tensor.shape[0]} values, x has {channels} channels"
-        return None
+        return not_an_epsilon(self.epsilon) or not_of_channels(x, self.axis, scale, bias)
 
     def output(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         return x

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import typing
 from collections.abc import Iterator
 from functools import partial
@@ -10,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
-from trtconvert.plugins.forms import contrib_group_norm, group_norm, silu
+from trtconvert.plugins.forms import contrib_group_norm, group_norm, not_an_epsilon, not_of_channels, silu
 
 from trtconvert import kernels
 from trtconvert.launch import Launch, Launches, Size, Tensor, Work, ceil_div, maximum, minimum, product
@@ -60,15 +59,9 @@ class GroupNormSilu(Op):
     def accepts(self, x: Tensor, scale: Tensor, bias: Tensor) -> str | None:
         if x.rank < 2:
             return f"x has {x.rank} dimensions; it takes [N, C, ...]"
-        if not (self.epsilon >= 0 and math.isfinite(self.epsilon)):
-            return f"epsilon is {self.epsilon}; it takes a finite number, 0 or above"
-        for name, tensor in (("scale", scale), ("bias", bias)):
-            if tensor.dtype != x.dtype:
-                return f"{name} is {tensor.dtype}, x is {x.dtype}; it takes one dtype for both"
-            if tensor.rank != 1 or not isinstance(tensor.shape[0], int):
-                return f"{name} has shape {list(map(str, tensor.shape))}; it takes one known number of channels"
-            if isinstance(x.shape[1], int) and tensor.shape[0] != x.shape[1]:
-                return f"{name} has {tensor.shape[0]} values, x has {x.shape[1]} channels"
+        reason = not_an_epsilon(self.epsilon) or not_of_channels(x, 1, scale, bias)
+        if reason is not None:
+            return reason
         if self.num_groups < 1 or int(scale.shape[0]) % self.num_groups:
             return f"{scale.shape[0]} channels do not divide into {self.num_groups} groups"
         return None
@@ -106,7 +99,7 @@ class GroupNormSilu(Op):
             yield whole(2 * HELD, blocks=CLUSTER, most_threads=256, resident=2)
             yield whole(HELD, blocks=CLUSTER, most_threads=256, resident=3)
         if not fits:
-            yield whole(6, most_threads=512)
+            yield whole(HELD, most_threads=512)
         if vectors > 2048:
             yield whole(0, most_threads=512)
 

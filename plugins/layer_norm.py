@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import typing
 from types import MappingProxyType
 
-from trtconvert.plugins.forms import layer_norm
+from trtconvert.plugins.forms import layer_norm, not_an_epsilon
 
 from trtconvert.launch import Dim, Size, Tensor
 from trtconvert.op import Op
@@ -48,15 +47,13 @@ class LayerNorm(Op):
             return f"axis {self.axis} of a tensor of rank {x.rank}; it takes the last axes, or axis 1 alone"
         if self.axis < -x.rank:
             return f"axis {self.axis} of a tensor of rank {x.rank}"
-        if not (self.epsilon >= 0 and math.isfinite(self.epsilon)):
-            return f"epsilon is {self.epsilon}; it takes a finite number, 0 or above"
         wanted = x.shape[self.axis :] if self.axis < 0 else (x.shape[self.axis],)
         for name, tensor in (("scale", scale), ("bias", bias)):
             if tensor.dtype != x.dtype:
                 return f"{name} is {tensor.dtype}, x is {x.dtype}; it takes one dtype for both"
             if not _same(tensor.shape, wanted):
                 return f"{name} has shape {list(map(str, tensor.shape))}; it takes {list(map(str, wanted))}"
-        return None
+        return not_an_epsilon(self.epsilon)
 
 
 def _same(one: tuple[Size, ...], other: tuple[Size, ...]) -> bool:

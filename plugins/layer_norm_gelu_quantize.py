@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from trtconvert.plugins.layer_norm_gelu import LayerNormGelu
 from trtconvert.plugins.normalized import Normalized
-from trtconvert.plugins.quantized import not_a_scale, quantize, quantized
+from trtconvert.plugins.quantized import ToInt8, quantize, quantized
 
 from trtconvert import kernels
 from trtconvert.launch import Launch, Tensor
@@ -17,14 +17,13 @@ from trtconvert.op import case
 from trtconvert.pattern import Attr, Builder, Expr
 
 
-class LayerNormGeluQuantize(LayerNormGelu):
+class LayerNormGeluQuantize(ToInt8, LayerNormGelu):
     """y = saturate(round(LayerNormGelu(x, scale, bias) / y_scale)), to nearest even, within -128 and 127.
 
     x, scale, bias, axis, approximate: see LayerNormGelu; y int8, symmetric, one scale above 0 for the tensor.
     Source: ONNX LayerNormalization (opset 17), Gelu (opset 20) and QuantizeLinear (opset 21).
     """
 
-    y_scale: float = 1.0
     pattern = "layernorm-gelu-quantize"
     source = kernels.read("layer_norm_gelu_quantize.cu")
     cases = (
@@ -39,12 +38,6 @@ class LayerNormGeluQuantize(LayerNormGelu):
     def patterns(self, op: Builder, x: Expr, scale: Expr, bias: Expr) -> Iterator[Expr]:
         for y in super().patterns(op, x, scale, bias):
             yield quantized(op, y, typing.cast(Attr, self.y_scale))
-
-    def accepts(self, x: Tensor, scale: Tensor, bias: Tensor) -> str | None:
-        return super().accepts(x, scale, bias) or not_a_scale("y_scale", self.y_scale)
-
-    def output(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        return Tensor("int8", x.shape)
 
     def reference(
         self, x: NDArray[np.float64], scale: NDArray[np.float64], bias: NDArray[np.float64]

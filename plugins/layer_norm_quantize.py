@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 from trtconvert.plugins import references
-from trtconvert.plugins.layer_norm import LayerNorm
 from trtconvert.plugins.normalized import Normalized
-from trtconvert.plugins.quantized import not_a_scale, quantize, quantized
+from trtconvert.plugins.quantized import ToInt8, quantize, quantized
 
 from trtconvert import kernels
 from trtconvert.launch import Launch, Tensor
@@ -18,14 +17,13 @@ from trtconvert.op import case
 from trtconvert.pattern import Attr, Builder, Expr
 
 
-class LayerNormQuantize(LayerNorm):
+class LayerNormQuantize(ToInt8):
     """y = saturate(round(((x - mean(x)) / sqrt(var(x) + epsilon) * scale + bias) / y_scale)), to nearest even, int8.
 
     x, scale, bias, axis: see LayerNorm; y int8, symmetric, one scale above 0 for the tensor.
     Source: ONNX LayerNormalization (opset 17) and QuantizeLinear (opset 21).
     """
 
-    y_scale: float = 1.0
     pattern = "layernorm-quantize"
     source = kernels.read("layer_norm_quantize.cu")
     cases = (
@@ -40,12 +38,6 @@ class LayerNormQuantize(LayerNorm):
         _, moved, folded = self.norms(op, x, scale, bias)
         for norm in (moved, folded):
             yield quantized(op, norm, typing.cast(Attr, self.y_scale))
-
-    def accepts(self, x: Tensor, scale: Tensor, bias: Tensor) -> str | None:
-        return super().accepts(x, scale, bias) or not_a_scale("y_scale", self.y_scale)
-
-    def output(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        return Tensor("int8", x.shape)
 
     def reference(
         self, x: NDArray[np.float64], scale: NDArray[np.float64], bias: NDArray[np.float64]

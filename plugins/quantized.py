@@ -1,4 +1,4 @@
-"""What the ops with int8 tensors share: the pattern, the scales that they take, and the specification."""
+"""What the ops with int8 tensors share: a base, the pattern, the scales that they take, and the specification."""
 
 from __future__ import annotations
 
@@ -6,10 +6,24 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from trtconvert.plugins.layer_norm import LayerNorm
 
+from trtconvert.launch import Tensor
 from trtconvert.pattern import Attr, Builder, Expr
 
 _LEAST = float(np.finfo(np.float32).tiny)  # below it the kernels' reciprocal would not be exact, or infinite
+
+
+class ToInt8(LayerNorm):
+    """Base of ops that begin with a layer normalisation and end in QuantizeLinear: y int8, symmetric, one scale above 0."""
+
+    y_scale: float = 1.0
+
+    def accepts(self, x: Tensor, scale: Tensor, bias: Tensor) -> str | None:
+        return super().accepts(x, scale, bias) or not_a_scale("y_scale", self.y_scale)
+
+    def output(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        return Tensor("int8", x.shape)
 
 
 def quantized(op: Builder, y: Expr, scale: Attr) -> Expr:

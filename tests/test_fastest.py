@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trtconvert import fastest, registry
+from trtconvert import adapter, backend, fastest, gpu, registry
 from trtconvert.launch import Tensor
 
 
@@ -37,3 +37,33 @@ def test_what_cannot_be_timed_keeps_the_op_s_order(monkeypatch: pytest.MonkeyPat
         raise MemoryError("out of device memory")
 
     assert order(monkeypatch, times, 66) == [0, 1]
+
+
+def plugin(monkeypatch: pytest.MonkeyPatch, targets: tuple[str, ...]) -> Any:
+    """LayerNormGelu as TensorRT's parser makes it, on a machine with an sm_86."""
+    chosen = backend.select()
+    monkeypatch.setattr(gpu, "current", lambda: gpu.Gpu("card", "sm_86", (13, 0)))
+    op = registry.find("LayerNormGelu")
+    assert op is not None
+    made = adapter._classes(chosen)[0](adapter._State(op.name, op.version, op.namespace, op(), targets))
+    shapes = ((64, 512), (512,), (512,))
+    monkeypatch.setattr(made, "_symbols", lambda _: [Tensor("float16", s, f"in {i}") for i, s in enumerate(shapes)])
+    made.configure_plugin([], [])
+    return made
+
+
+def test_only_the_gpu_that_is_built_for_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan for several GPUs holds one variant for all: that of the op's rule."""
+    monkeypatch.setattr(adapter, "fastest_first", lambda *_: [1, 0])
+    assert plugin(monkeypatch, ("sm_86", "compute_86")).get_valid_tactics() == [2, 1]
+    assert plugin(monkeypatch, ("sm_86", "sm_89", "compute_89")).get_valid_tactics() == []
+
+
+def test_another_tactic_is_launched_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT sets one tactic after the other at the same shapes to time them."""
+    monkeypatch.setattr(adapter, "fastest_first", lambda *_: [0, 1])
+    made = plugin(monkeypatch, ("sm_86",))
+    first, made.sizes = made.compiled, ()
+    made.set_tactic(2)
+    assert made.compiled != first
+    assert made.sizes is None

@@ -70,8 +70,7 @@ def accept(view: GraphView, op: type[Op], match: Match, output: str) -> Site:
 
 def _result_dtype(op: Op, dtype: str) -> str:
     """The dtype of the op's result for data of this dtype, whatever its shape."""
-    some = [Tensor(dtype, tuple(Dim.of_input(i, axis) for axis in range(4))) for i in range(len(op.inputs()))]
-    return op.outputs(*some)[0].dtype
+    return op.outputs(*op.unknown_inputs([dtype] * len(op.inputs())))[0].dtype
 
 
 def _with_cast(view: GraphView, op: Op, match: Match, output: str) -> tuple[Match, str]:

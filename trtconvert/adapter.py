@@ -160,7 +160,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
         def get_output_data_types(self, input_types: list[Any]) -> list[Any]:
             self.types = tuple(map(dtype_name, input_types))
             codes = {name: getattr(trt.DataType, code) for code, name in _DTYPES.items() if hasattr(trt.DataType, code)}
-            outputs = self._op.outputs(*self._inputs([_unknown_shape(i, 4) for i in range(len(self.types))]))
+            outputs = self._op.outputs(*self._op.unknown_inputs(self.types))
             return [codes[t.dtype] for t in outputs]
 
         @_kept([])
@@ -219,9 +219,10 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
 
         @_kept()
         def configure_plugin(self, inputs: list[Any], _outputs: list[Any]) -> None:
-            """Take the fastest variant on this GPU at the profile's opt shapes, or that of the op's own rule."""
+            """Take the fastest variant at the profile's opt shapes where this GPU is the only target; else that of the op's
+            own rule, since all targets share one."""
             self.symbols, here, self.order = self._symbols(inputs), gpu.current(), [0]
-            if here is not None and here.arch in self.state.targets:
+            if here is not None and {gpu.arch_number(t) for t in self.state.targets} == {gpu.arch_number(here.arch)}:
                 self.order = fastest_first(self._op, self.symbols, [sizes(i.opt) for i in inputs])
             self.compiled = compile_op(self._op, self.symbols, self.state.targets, self.order[0])
 
@@ -234,6 +235,7 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
         def set_tactic(self, tactic: int) -> None:
             if tactic and self.state.op is not None:  # a plan holds the chosen variant only
                 self.compiled = compile_op(self.state.op, self.symbols, self.state.targets, tactic - 1)
+                self.sizes = None  # what was prepared is of another variant
 
         @_kept(0)
         def get_workspace_size(self, inputs: list[Any], _outputs: list[Any]) -> int:
@@ -324,10 +326,6 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             return Plugin(state, Compiled(text, launches, data))
 
     return Plugin, Creator
-
-
-def _unknown_shape(tensor: int, rank: int) -> tuple[Size, ...]:
-    return tuple(Dim.of_input(tensor, axis) for axis in range(rank))
 
 
 def _field_value(field: Any, kind: type) -> Any:

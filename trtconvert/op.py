@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -95,13 +95,10 @@ class Op:
         return code.co_varnames[1 : code.co_argcount]
 
     @classmethod
-    def unknown_inputs(cls) -> list[Tensor]:
-        """Inputs of which nothing is known: how many outputs there are does not depend on it."""
-        ranks = range(4)
-        return [
-            Tensor(cls.dtypes[0], tuple(Dim.of_input(i, axis) for axis in ranks), f"in {i}")
-            for i in range(len(cls.inputs()))
-        ]
+    def unknown_inputs(cls, dtypes: Sequence[str] | None = None) -> list[Tensor]:
+        """Inputs of which no more than the dtypes is known: what outputs there are does not depend on their sizes."""
+        dtypes = dtypes or cls.dtypes[:1] * len(cls.inputs())
+        return [Tensor(t, tuple(Dim.of_input(i, axis) for axis in range(4)), f"in {i}") for i, t in enumerate(dtypes)]
 
     @classmethod
     def counts(cls) -> int:
