@@ -1,6 +1,9 @@
 // What the kernels share. IO and OUT are the C++ types of the first input and the first output (float, __half,
 // __nv_bfloat16, signed char, ...), set by the compiler's -D. Arithmetic is in float throughout.
 #pragma once
+#ifndef COARSE  // 1 where the result is rounded to steps of 2^-7 and more
+#define COARSE 0
+#endif
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -21,10 +24,6 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
 template <> __device__ __forceinline__ int8 from_float<int8>(float v) {
     return int8(__float_as_int(fminf(fmaxf(v, -128.0f), 127.0f) + 12582912.0f));
 }
-// v * inverse as int8. The same in fewer instructions: v is clamped before, to what becomes -128 and 127.
-__device__ __forceinline__ int8 quantized(float v, float inverse, float least, float most) {
-    return int8(__float_as_int(fmaf(fminf(fmaxf(v, least), most), inverse, 12582912.0f)));
-}
 
 // N neighbouring elements, moved by one instruction of up to 16 bytes.
 template <typename T, int N> struct alignas(sizeof(T) * N) Pack {
@@ -40,6 +39,44 @@ template <typename T, int N> __device__ __forceinline__ void keep_packed(Pack<T,
 #pragma unroll
         for (int i = 0; i < BYTES / 4; ++i) asm volatile("" : "+r"(words[i]));
     }
+}
+
+// Element i as float. Of bfloat16 straight from the word that holds it: one instruction, where a 16-bit extract needs a second.
+template <typename T, int N> __device__ __forceinline__ float element(const Pack<T, N>& v, int i) { return to_float(v.item[i]); }
+template <int N> __device__ __forceinline__ float element(const Pack<__nv_bfloat16, N>& v, int i) {
+    if constexpr (N % 2 == 0) {
+        unsigned word = reinterpret_cast<const unsigned*>(&v)[i / 2];
+        return __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+    }
+    return to_float(v.item[i]);
+}
+
+// Writes the elements by one instruction. A plain assignment would take int8 apart and put them together again; for wider types it
+// is the faster one.
+template <typename T, int N> __device__ __forceinline__ void store(T* to, const Pack<T, N>& v) {
+    if constexpr (sizeof(T) * N == 8 && N == 8) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(&v);
+    else if constexpr (sizeof(T) * N == 4 && N == 4) *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(&v);
+    else *reinterpret_cast<Pack<T, N>*>(to) = v;
+}
+
+// v * inverse as int8, in fewer instructions: between 1024 and 2048 the float16 lie 1 apart, so the conversion of 1536 + n rounds
+// n to a whole number and has it in its low byte, two at a time. NaN becomes -128.
+template <int N> __device__ __forceinline__ Pack<int8, N> quantized(const float (&v)[N], float inverse) {
+    Pack<int8, N> out;
+    if constexpr (N % 4 == 0) {
+        const __half2 least = __float2half2_rn(1536.0f - 128.0f), most = __float2half2_rn(1536.0f + 127.0f);
+        auto pair = [&](int i) {
+            __half2 n = __floats2half2_rn(fmaf(v[i], inverse, 1536.0f), fmaf(v[i + 1], inverse, 1536.0f));
+            n = __hmin2(__hmax2(n, least), most);
+            return *reinterpret_cast<unsigned*>(&n);
+        };
+#pragma unroll
+        for (int i = 0; i < N; i += 4) *reinterpret_cast<unsigned*>(&out.item[i]) = __byte_perm(pair(i), pair(i + 2), 0x6420);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) out.item[i] = from_float<int8>(v[i] * inverse);
+    }
+    return out;
 }
 
 template <int BYTES> __device__ __forceinline__ bool aligned(const void* pointer) {
@@ -108,20 +145,20 @@ __device__ __forceinline__ float tanh_approx(float v) {
 // x / (1 + exp(-x)): SiLU. Exact limits: infinity at infinity, NaN at NaN; -infinity gives NaN, as the formula does.
 __device__ __forceinline__ float silu(float x) { return x * reciprocal(1.0f + exp2_of(-1.442695041f * x)); }
 
-// Gaussian error linear unit (ONNX Gelu, opset 20): x/2 (1 + erf(x / sqrt 2)) = x Phi(x).
+// Gaussian error linear unit (ONNX Gelu, opset 20): x/2 (1 + erf(x / sqrt 2)) = x Phi(x). NaN and infinities give what the formula
+// gives.
 //
-// float: the library's erff. 16-bit and int8: Phi(x) = 1 / (1 + 2^-(x p(x^2))), p a polynomial fitted so that |error| <= 4.8e-5
-// everywhere and the relative error is 1.4e-3 at most down to |y| = 6e-5: four times less than the rounding of 16 bits, with half
-// the instructions of an erf. NaN and infinities give what the formula gives.
+// float: the library's erff. 16-bit: Phi(x) = 1 / (1 + 2^-(x p(x^2))), p a polynomial fitted so that |error| <= 4.8e-5 everywhere and
+// the relative error is 1.4e-3 at most down to |y| = 6e-5: four times less than the rounding of 16 bits, with half the instructions
+// of an erf. COARSE, a step less exact each: that for float; for 16-bit Phi(x) = (1 + tanh(x p(x^2))) / 2 by the hardware's tanh,
+// within 2.5e-4 |x|. At steps of 2^-7 some 0.5 % of the results are then a step off.
 __device__ __forceinline__ float gelu_erf(float x) {
-    if constexpr (sizeof(IO) == 4) return 0.5f * x * (1.0f + erff(0.7071067812f * x));
     float t = x * x;
-    if constexpr (sizeof(OUT) == 1 && sizeof(IO) == 2) {
-        // Quantized from 16 bits: Phi(x) = (1 + tanh(x p(x^2))) / 2 by the hardware's tanh, within 2.5e-4 |x|: what rounding
-        // to float16 before QuantizeLinear does.
+    if constexpr (COARSE && sizeof(IO) == 2) {
         float p = fmaf(fmaf(fmaf(3.8899378e-6f, t, -4.7815554e-4f), t, 3.7825803e-2f), t, 0.79636853f), half = 0.5f * x;
         return fmaf(half, tanh_approx(x * p), half);
     }
+    if constexpr (!COARSE && sizeof(IO) == 4) return 0.5f * x * (1.0f + erff(0.7071067812f * x));
     float p = fmaf(fmaf(fmaf(fmaf(1.07010294e-6f, t, -2.90102125e-5f), t, -8.81294429e-4f), t, 0.106880449f), t, 2.30061984f);
     return x * reciprocal(1.0f + exp2_of(-x * p));
 }

@@ -56,7 +56,7 @@ __device__ __forceinline__ void add_squares(float (&sum)[VECTOR], const IO* from
             if (s + r * Y >= part.end) continue;
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) {
-                float v = to_float(batch[r].item[i]);
+                float v = element(batch[r], i);
                 sum[i] = fmaf(v, v, sum[i]);
             }
         }
@@ -115,7 +115,7 @@ __device__ __forceinline__ void apply(const IO* from, IO* to, const Part& part, 
             if (s - r * Y < part.first) continue;
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i)
-                batch[r].item[i] = from_float<IO>(fmaf(to_float(batch[r].item[i]), factor[i], shift[i]));
+                batch[r].item[i] = from_float<IO>(fmaf(element(batch[r], i), factor[i], shift[i]));
             write<WIDE>(to + (s - r * Y) * channels, batch[r], part.number);
         }
     }
@@ -159,7 +159,7 @@ global_response_norm_rows(const IO* __restrict__ x, float* __restrict__ norms, i
         for (int64 s = lane * VECTOR; s < positions; s += 32 * VECTOR) {
             const Vector v = read<true>(from + s, VECTOR);
 #pragma unroll
-            for (int i = 0; i < VECTOR; ++i) sum = fmaf(to_float(v.item[i]), to_float(v.item[i]), sum);
+            for (int i = 0; i < VECTOR; ++i) sum = fmaf(element(v, i), element(v, i), sum);
         }
     } else {
 #pragma unroll 4
@@ -188,7 +188,7 @@ global_response_norm_planes(const IO* __restrict__ x, const IO* __restrict__ sca
             for (int64 s = vectors - 1 - lane; s >= 0; s -= 32) {
                 Vector v = read<true>(x + offset + s * VECTOR, VECTOR);
 #pragma unroll
-                for (int i = 0; i < VECTOR; ++i) v.item[i] = from_float<IO>(fmaf(to_float(v.item[i]), factor, shift));
+                for (int i = 0; i < VECTOR; ++i) v.item[i] = from_float<IO>(fmaf(element(v, i), factor, shift));
                 write<true>(y + offset + s * VECTOR, v, VECTOR);
             }
         } else {

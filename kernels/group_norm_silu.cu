@@ -24,11 +24,11 @@ struct Moments {
         float sum = 0.0f, around = 0.0f;
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i)
-            if (WIDE || i < number) sum += to_float(v.item[i]) - pivot;
+            if (WIDE || i < number) sum += element(v, i) - pivot;
         const float own = sum / n;
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) {
-            float d = to_float(v.item[i]) - pivot - own;
+            float d = element(v, i) - pivot - own;
             if (WIDE || i < number) around = fmaf(d, d, around);
         }
         const float part = WIDE ? __fdividef(n, count + n) : n / (count + n), d = own - mean;
@@ -59,14 +59,14 @@ struct Finish {
             const float g = rstd * to_float(scale[channel]), b = to_float(bias[channel]);
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i)
-                out.item[i] = from_float<IO>(silu(fmaf(to_float(v.item[i]) - pivot - mean, g, b)));
+                out.item[i] = from_float<IO>(silu(fmaf(element(v, i) - pivot - mean, g, b)));
         } else {
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) {
                 if (i >= number) continue;
                 channel = (at + i) / spatial;
                 const float g = rstd * to_float(scale[channel]), b = to_float(bias[channel]);
-                out.item[i] = from_float<IO>(silu(fmaf(to_float(v.item[i]) - pivot - mean, g, b)));
+                out.item[i] = from_float<IO>(silu(fmaf(element(v, i) - pivot - mean, g, b)));
             }
         }
         return out;

@@ -10,11 +10,22 @@
 // otherwise (CHANNELS 0, or by chance at run time) the passes read memory, mostly the cache, again.
 #include "common.cuh"
 
+template <int N> __device__ __forceinline__ Pack<OUT, N> finish(float (&z)[N], float inverse) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        if constexpr (ACTIVATION == 1) z[i] = gelu_erf(z[i]);
+        if constexpr (ACTIVATION == 2) z[i] = gelu_tanh(z[i]);
+    }
+    if constexpr (sizeof(OUT) == 1) return quantized(z, inverse);
+    Pack<OUT, N> out;
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.item[i] = from_float<OUT>(z[i]);
+    return out;
+}
+
 __device__ __forceinline__ OUT finish(float z, float inverse) {
-    if constexpr (ACTIVATION == 1) z = gelu_erf(z);
-    if constexpr (ACTIVATION == 2) z = gelu_tanh(z);
-    if constexpr (sizeof(OUT) == 1) return quantized(z, inverse, __fdividef(-128.0f, inverse), __fdividef(127.0f, inverse));
-    else return from_float<OUT>(z);
+    float one[1] = {z};
+    return finish(one, inverse).item[0];
 }
 
 __device__ __forceinline__ bool data_aligned(const IO* x, const OUT* y) {
@@ -25,7 +36,8 @@ __device__ __forceinline__ bool data_aligned(const IO* x, const OUT* y) {
 
 // Sum over the GROUP neighbouring threads of a row, the same in all of them; every thread of the block takes part.
 __device__ __forceinline__ float row_sum(float v) {
-    v = warp_sum(v);
+#pragma unroll
+    for (int step = (GROUP < 32 ? GROUP : 32) / 2; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
     if constexpr (GROUP > 32) {
         __shared__ float parts[32];
         constexpr int WARPS = GROUP / 32;
@@ -48,7 +60,7 @@ __device__ __forceinline__ void row_in_registers(const IO* from, const IO* scale
     int lane = threadIdx.x % GROUP;
     auto place = [&](int r) { return (r * GROUP + lane) * WIDTH; };
     auto mine = [&](int r) { return (r + 1) * GROUP * WIDTH <= CHANNELS || place(r) < CHANNELS; };
-    In raw[ROUNDS];
+    In raw[ROUNDS];  // of threads that are not inside what it happens to be: it stays in their own rows' sums
 #pragma unroll
     for (int r = 0; r < ROUNDS; ++r)
         if (inside && mine(r)) raw[r] = *reinterpret_cast<const In*>(from + place(r));
@@ -56,7 +68,7 @@ __device__ __forceinline__ void row_in_registers(const IO* from, const IO* scale
 #pragma unroll
     for (int r = 0; r < ROUNDS; ++r)
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) sum += value[r][i] = inside && mine(r) ? to_float(raw[r].item[i]) : 0.0f;
+        for (int i = 0; i < WIDTH; ++i) sum += value[r][i] = mine(r) ? element(raw[r], i) : 0.0f;
     float mean = row_sum(sum) * (1.0f / CHANNELS);
 #pragma unroll
     for (int r = 0; r < ROUNDS; ++r)
@@ -71,11 +83,9 @@ __device__ __forceinline__ void row_in_registers(const IO* from, const IO* scale
     for (int r = 0; r < ROUNDS; ++r) {
         if (!mine(r)) continue;
         In g = *reinterpret_cast<const In*>(scale + place(r)), b = *reinterpret_cast<const In*>(bias + place(r));
-        Pack<OUT, WIDTH> out;
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i)
-            out.item[i] = finish(fmaf(value[r][i] * rstd, to_float(g.item[i]), to_float(b.item[i])), inverse);
-        *reinterpret_cast<Pack<OUT, WIDTH>*>(to + place(r)) = out;
+        for (int i = 0; i < WIDTH; ++i) value[r][i] = fmaf(value[r][i] * rstd, element(g, i), element(b, i));
+        store(to + place(r), finish(value[r], inverse));
     }
 }
 #endif
@@ -147,7 +157,7 @@ struct Positions {
 
     __device__ __forceinline__ void add(const In& v) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) mean[i] += to_float(v.item[i]);
+        for (int i = 0; i < WIDTH; ++i) mean[i] += element(v, i);
     }
     __device__ __forceinline__ void to_mean(float over, float* parts) {
         position_sums(mean, parts);
@@ -157,7 +167,7 @@ struct Positions {
     __device__ __forceinline__ void add_squares(const In& v) {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
-            float d = to_float(v.item[i]) - mean[i];
+            float d = element(v, i) - mean[i];
             rstd[i] = fmaf(d, d, rstd[i]);
         }
     }
@@ -170,15 +180,15 @@ struct Positions {
         }
     }
     __device__ __forceinline__ Out apply(const In& v, float scale, float bias, float inverse) const {
-        Out out;
+        float z[WIDTH];
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
-            float f = to_float(v.item[i]);
+            float f = element(v, i);
             // one rounding more: too small to matter beside that of 16-bit x
             float n = sizeof(IO) == 4 ? (f - mean[i]) * rstd[i] : fmaf(f, rstd[i], shift[i]);
-            out.item[i] = finish(fmaf(n, scale, bias), inverse);
+            z[i] = fmaf(n, scale, bias);
         }
-        return out;
+        return finish(z, inverse);
     }
 };
 
@@ -219,7 +229,7 @@ __device__ __forceinline__ void tile_in_registers(const IO* x, const IO* scale, 
         if (!mine(r) || !inside) break;
         keep_packed(value[r]);
         float2 a = FETCHED ? affine[c] : float2{to_float(scale[c]), to_float(bias[c])};
-        *reinterpret_cast<Positions::Out*>(WIDTH == 1 ? to : y + c * positions) = own.apply(value[r], a.x, a.y, inverse);
+        store(WIDTH == 1 ? to : y + c * positions, own.apply(value[r], a.x, a.y, inverse));
     }
 }
 #endif

@@ -29,6 +29,7 @@ class GlobalResponseNorm(Op):
     epsilon: float = 1e-6
     axis: int = -1
     pattern = "global-response-norm"
+    channels_last = True
     landmarks = ("ReduceL2", "ReduceSumSquare")
     source = kernels.read("global_response_norm.cu")
     cases = (

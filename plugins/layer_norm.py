@@ -23,6 +23,7 @@ class LayerNorm(Op):
     epsilon: float = 1e-5
     axis: int = -1
     defaults = MappingProxyType({"scale": 1.0, "bias": 0.0})
+    channels_last = True
     landmarks = (
         "LayerNormalization",
         "ReduceMean",

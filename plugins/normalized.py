@@ -12,7 +12,9 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 ACTIVATIONS = {"": 0, "none": 1, "tanh": 2}  # of layer_norm.cuh, by the attribute `approximate` of Gelu; "": no GELU
 ACCESS = 16  # bytes of one access
 LINE = 128  # bytes of a cache line
-VALUES = 32  # of a row that a thread keeps in registers
+GROUPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # threads that share a row
+VALUES = 32  # of a row that a thread keeps in registers at most
+COARSE = 2.0**-7  # steps of y from here on hide what a GELU in fewer instructions is off; see common.cuh
 BLOCKS = 264  # two for each multiprocessor of a large GPU: fewer leave it idle
 
 
@@ -35,17 +37,20 @@ class Normalized:
 
     def _launch(self, kernel: str, grid: Size, threads: int, sizes: tuple[Size, Size], **defines: int) -> Launch:
         defines["ACTIVATION"] = ACTIVATIONS[self.activation]
+        if self.y.dtype == "int8" and self.y_scale >= COARSE:
+            defines["COARSE"] = 1
         args = (self.x, self.scale, self.bias, self.y, *sizes, self.epsilon, 1.0 / self.y_scale)
         named = tuple((name, str(value)) for name, value in defines.items())
         return Launch(kernel, (grid, 1, 1), (threads, 1, 1), args, defines=named)
 
     def _rows(self) -> Iterator[Launch]:
-        """A warp a row, or as many as keep it in registers; more where there are few rows, so that each is read at once."""
+        """A row has as few threads as read it well and keep it in registers; more where there are few rows, so that each is
+        read at once. Measured on an H200."""
         first = self.axis if self.axis < 0 else -1
         channels, rows = product(self.x.shape[first:]), product(self.x.shape[:first])
         width = _width(channels, self.x.dtype)
         known = channels if isinstance(channels, int) and channels <= 1024 * VALUES else 0
-        groups = [g for g in (32, 64, 128, 256, 512, 1024) if known and g * VALUES >= known] or [1024]
+        groups = [g for g in GROUPS if known and g * _share(known, width, BYTES[self.x.dtype]) >= known] or [1024]
         if isinstance(rows, int) and rows * groups[0] < BLOCKS * 256:
             groups = [g for g in groups if g * width < 2 * known][::-1] or groups
         for group in groups[:2]:
@@ -80,6 +85,14 @@ class Normalized:
             defines = {"PLANES": 1, **tile, "RESIDENT": max(resident, lanes * group), "CHANNELS": known}
             grid = batch * ceil_div(positions, lanes * width)
             yield self._launch("layer_norm_planes", grid, lanes * group, (positions, channels), **defines)
+
+
+def _share(channels: int, width: int, size: int) -> int:
+    """Values of a row for each of its threads: 64 bytes, and 32 of what is short, so that neighbours read one cache line. In
+    narrow accesses a warp reads a row together."""
+    if width * size < ACCESS:
+        return min(VALUES, ceil_div(channels, 32))
+    return (64 if channels * size > LINE else 32) // size
 
 
 def _width(size: Size, dtype: str) -> int:

@@ -149,7 +149,7 @@ def test_inspect_plan_lists_plugin_version_and_targets(run: Run, tmp_path: Path)
     shown = run("inspect", plan).stdout
     assert "LayerNormGelu version 1" in shown
     assert "sm_86, sm_89" in shown
-    assert "axis 1" in shown
+    assert "axis -1" in shown
     described = json.loads(run("inspect", plan, "--json").stdout)
     assert described["plugins"][0]["name"] == "LayerNormGelu"
     (tmp_path / "sam.plan.json").unlink()

@@ -97,7 +97,7 @@ def test_opt_in_ops_are_fused_only_when_named(tmp_path: Path) -> None:
 def row(ratio: float, size: int, arch: str = "sm_86", **fields: Any) -> measured.Row:
     values = {
         "op": "LayerNormGelu",
-        "kind": "axis 1",
+        "kind": "channels last",
         "dtype": "float32",
         "shape": (1, size // 8),
         "machine": f"card {arch}",
@@ -133,7 +133,7 @@ def test_nearest_row() -> None:
     rows = [row(1.0, 1000), row(2.0, 100_000), row(3.0, 1000, "sm_90"), row(4.0, 1000, dtype="float16")]
 
     def ratio(size: int, arch: str = "sm_86", **fields: str) -> float | None:
-        asked = {"op": "LayerNormGelu", "dtype": "float32", "kind": "axis 1"} | fields
+        asked = {"op": "LayerNormGelu", "dtype": "float32", "kind": "channels last"} | fields
         found = measured.nearest(rows, **asked, size=size, arch=arch)
         return found and found.ratio
 
@@ -207,7 +207,7 @@ def test_no_row_at_all(table: Any, run: Run, tmp_path: Path) -> None:
     assert {c.how for c in result.choices} == {"unmeasured"}
     assert "has no row for it" in result.choices[0].reason
     table(row(0.1, 1000, kind="axis -1"))
-    assert "has no row for it in float32 axis 1" in build(SPEECH, tmp_path / "e.plan", AHEAD).choices[0].reason
+    assert "has no row for it in float32 channels last" in build(SPEECH, tmp_path / "e.plan", AHEAD).choices[0].reason
 
 
 def test_table_decides_by_size(table: Any, tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ class Computed:
 
 @dataclass(frozen=True)
 class Site:
-    """A match that is to be fused. nodes: those that go. parameters: the op's further inputs."""
+    """A match that is to be fused. nodes: those that go. parameters: the op's further inputs. channels_last: the op has axis
+    -1, of data whose axis 1 a Transpose moves to the end, and another one back."""
 
     op: Op
     match: Match
@@ -44,6 +45,7 @@ class Site:
     dtype: str
     rank: int | None
     parameters: dict[str, NDArray[Any] | Computed]
+    channels_last: bool = False
 
 
 def accept(view: GraphView, op: type[Op], match: Match, output: str) -> Site:

@@ -210,7 +210,7 @@ class Table:
         size = self.around.size(fusion)
         if size is None:
             return choice(fusion, None, True, "unmeasured", "not measured here, and its shape is unknown")
-        kind = measured.kind(fusion.attributes)
+        kind = measured.kind(fusion.attributes, fusion.channels_last)
         found = [measured.nearest(self.rows, fusion.op, size.dtype, kind, size.bytes, arch) for arch in self.targets]
         rows = [row for row in found if row is not None]
         if not rows:

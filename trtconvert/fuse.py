@@ -20,6 +20,7 @@ from trtconvert.bodies import Writing, is_ours, spellings_of
 from trtconvert.files import check_outputs
 from trtconvert.functions import inline_local
 from trtconvert.graph import GraphView, views
+from trtconvert.layout import channels_last
 from trtconvert.match import Matcher
 from trtconvert.op import Op
 from trtconvert.outline import Outline, needs
@@ -188,7 +189,7 @@ class _Finder:
                 try:
                     if match.nodes & taken:
                         raise Refused("part of it belongs to another fusion")
-                    site = accept(self.view, op, match, output)
+                    site = channels_last(self.view, accept(self.view, op, match, output))
                     if not self.writing.writable(op, site.op.values()):
                         raise Refused(f"its function body cannot be written in opset {self.view.opset}")
                     if not self.keep((op.name, self.view.path + site.output)):

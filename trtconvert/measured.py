@@ -47,9 +47,12 @@ class Row:
         return self.op, self.kind, self.dtype, self.arch, self.shape
 
 
-def kind(attributes: Mapping[str, Any]) -> str:
-    """Uses of an op that run differently: along axis 1, or along the last axes. Empty for ops without an axis."""
+def kind(attributes: Mapping[str, Any], channels_last: bool = False) -> str:
+    """Uses of an op that run differently: along axis 1, along the last axes, or along the last one for being near a
+    convolution. Empty for ops without an axis."""
     axis = attributes.get("axis")
+    if channels_last:
+        return "channels last"
     return f"axis {max(axis, -1)}" if isinstance(axis, int) else ""
 
 

@@ -19,12 +19,15 @@ from trtconvert.bodies import add_bodies
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import FuseResult, fuse_model, opened_for_fusing
 from trtconvert.graph import GraphView, TensorInfo
+from trtconvert.layout import REACH
 from trtconvert.model import elem_type, numpy_dtype
 from trtconvert.op import Op
 from trtconvert.rewrite import Fusion
 from trtconvert.shapes import Range
 
-DEPTH = 2  # nodes around the fusion on each path: what TensorRT would fuse with it, such as a MatMul and its bias
+DEPTH = max(
+    2, REACH
+)  # nodes around the fusion on each path: what TensorRT would fuse with it, such as a MatMul and its bias
 _SMALL = 8  # elements; constants that small are epsilons, axes and shapes, whose values count: larger ones are weights
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
 
@@ -247,7 +250,7 @@ def _signature(cut: ModelProto, fusion: Fusion) -> str:
         return [numbers.setdefault(name, len(numbers)) for name in names]
 
     graph = cut.graph
-    parts: list[Any] = [fusion.op, sorted(fusion.attributes.items())]
+    parts: list[Any] = [fusion.op, sorted(fusion.attributes.items()), fusion.channels_last]
     parts += [(number([v.name]), v.type.SerializeToString(deterministic=True)) for v in graph.input]
     parts += [(number([t.name]), _summary(t)) for t in graph.initializer]
     for node in graph.node:

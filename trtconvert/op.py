@@ -59,6 +59,8 @@ class Op:
     """Inputs that a pattern may lack, with the value that then fills them."""
     parameter_axis: ClassVar[int] = -1
     """Axes along which inputs after the first lie, where no attribute `axis` says it: -k the last k, 0 and above one."""
+    channels_last: ClassVar[bool] = False
+    """Whether with attribute `axis` 1 it is the same as with -1 between Transposes that move that axis to the end and back."""
     landmarks: ClassVar[tuple[str, ...]] = ()
     """Op types that make a partial match worth reporting as a near miss."""
     source: ClassVar[str]

@@ -15,6 +15,7 @@ from trtconvert import model as onnx_model
 from trtconvert.accept import Computed, Site
 from trtconvert.bodies import Writing, raise_ir, retain
 from trtconvert.graph import GraphView
+from trtconvert.layout import to_first, to_last
 from trtconvert.model import elem_type
 
 
@@ -23,7 +24,8 @@ class Fusion:
     """A subgraph that became a plugin node.
 
     node: its name, after the path of the nodes that hold its graph. output: the tensor that subgraph and plugin make (the
-    plugin's own may be moved by further nodes). inputs: tensors that the plugin reads.
+    plugin's own may be moved by further nodes). inputs: the tensor that the subgraph read, and what else the plugin reads.
+    channels_last: see accept.Site.
     """
 
     op: str
@@ -33,6 +35,7 @@ class Fusion:
     attributes: dict[str, Any]
     inputs: tuple[str, ...] = ()
     path: str = ""
+    channels_last: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -69,15 +72,29 @@ class Rewriter:
         domain = self.writing.body(type(site.op), site.op.values(), site.dtype, site.rank)
         name = _unique(f"{base}_{site.op.name}", self.writing.nodes)
         output = _unique(f"{site.output}_fused", self.writing.tensors) if site.match.moved else site.output
-        node = helper.make_node(site.op.name, inputs, [output], name=name, domain=domain)
-        node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(site.op.values().items()))
-        self.inserted[last] = [*new, node, *self._moved(site, output)]
+        new += self._node(site, helper.make_node(site.op.name, inputs, [output], name=name, domain=domain))
+        self.inserted[last] = [*new, *self._moved(site, output)]
         for index in site.nodes:
             self.nodes[index] = None
         self.orphans |= {t for n in removed for t in (*n.input, *n.output)} - {site.output}
         path = self.view.path
         replaced = tuple(path + (n.name or n.op_type) for n in removed)
-        return Fusion(site.op.name, path + name, site.output, replaced, site.op.values(), tuple(inputs), path)
+        values = site.op.values()
+        return Fusion(site.op.name, path + name, site.output, replaced, values, tuple(inputs), path, site.channels_last)
+
+    def _node(self, site: Site, node: NodeProto) -> Iterator[NodeProto]:
+        """The op's node with its attributes, between Transposes where its channels are to be last."""
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(site.op.values().items()))
+        if not site.channels_last or site.rank is None:
+            yield node
+            return
+        data, result = node.input[0], node.output[0]
+        before: list[NodeProto] = []
+        node.input[0] = self._insert("Transpose", [data], f"{node.name}_in", before, perm=to_last(site.rank))
+        node.output[0] = _unique(f"{result}_last", self.writing.tensors)
+        name = _unique(f"{node.name}_out_Transpose", self.writing.nodes)
+        back = helper.make_node("Transpose", [node.output[0]], [result], name=name, perm=to_first(site.rank))
+        yield from (*before, node, back)
 
     def _moved(self, site: Site, tensor: str) -> Iterator[NodeProto]:
         """The nodes that only move elements, now behind the op."""

@@ -136,7 +136,7 @@ class Trials:
         return self._timed("whole engine", made, self.source, self.profile)
 
     def _group(self, fusion: Fusion) -> tuple[Any, ...]:
-        return fusion.op, sorted(fusion.attributes.items()), self.around.size(fusion)
+        return fusion.op, sorted(fusion.attributes.items()), fusion.channels_last, self.around.size(fusion)
 
     def native(self) -> Made | str:
         """The engine in which nothing is fused, or why TensorRT cannot build it."""

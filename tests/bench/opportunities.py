@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -40,8 +41,8 @@ F = torch.nn.functional
 @dataclass(frozen=True)
 class Pattern:
     """nodes: ONNX text from x to y, S and B being scale and bias, E epsilon, QS and QZ of quantization. torch: the same in
-    PyTorch. weights: shape of scale and bias by the number of channels. x, y: their dtypes if not the row's. table: whether it
-    says what a fusion gains in a model. Channels-first norms alone do not: between convolutions TensorRT lays the channels last.
+    PyTorch. weights: shape of scale and bias by the number of channels. x, y: their dtypes if not the row's. table: whether its
+    rows go into the table of measured ratios.
     """
 
     name: str
@@ -75,6 +76,17 @@ def _channels_first(x: torch.Tensor, s: torch.Tensor, b: torch.Tensor) -> torch.
     return F.gelu(_layer_norm(x.transpose(1, 2), s, b).transpose(1, 2)).contiguous()
 
 
+def _layer_norm_2d(x: str) -> str:
+    return (
+        f"u = ReduceMean <keepdims = 1> ({x}, A) d = Sub ({x}, u) q = Mul (d, d) v = ReduceMean <keepdims = 1> (q, A) "
+        "w = Add (v, E) r = Sqrt (w) n = Div (d, r) m = Mul (n, S) l = Add (m, B)"
+    )
+
+
+def _between_convolutions(conv: str, weight: str) -> str:
+    return f"k = {conv} (x, {weight}) {_layer_norm_2d('k')} g = Gelu (l) y = {conv} (g, {weight})"
+
+
 _LN = "l = LayerNormalization <axis = -1> (x, S, B)"
 PATTERNS = (
     Pattern("LN -> GELU", f"{_LN} y = Gelu (l)", lambda x, s, b: F.gelu(_layer_norm(x, s, b))),
@@ -85,26 +97,28 @@ PATTERNS = (
     ),
     Pattern(
         "LayerNorm2d -> GELU",
-        "u = ReduceMean <keepdims = 1> (x, A) d = Sub (x, u) q = Mul (d, d) v = ReduceMean <keepdims = 1> (q, A) "
-        "w = Add (v, E) r = Sqrt (w) n = Div (d, r) m = Mul (n, S) l = Add (m, B) "
-        "y = Gelu (l)",
+        f"{_layer_norm_2d('x')} y = Gelu (l)",
         lambda x, s, b: F.gelu(_norm2d(x, s, b)),
         lambda c: (1, c, 1, 1),
-        table=False,
     ),
     Pattern(
         "Conv -> LayerNorm2d -> GELU -> Conv",
-        "k = Conv (x, W) u = ReduceMean <keepdims = 1> (k, A) d = Sub (k, u) q = Mul (d, d) v = ReduceMean <keepdims = 1> (q, A) "
-        "w = Add (v, E) r = Sqrt (w) n = Div (d, r) m = Mul (n, S) l = Add (m, B) g = Gelu (l) y = Conv (g, W)",
+        _between_convolutions('Conv <auto_pad = "SAME_UPPER">', "W"),
         lambda x, s, b: x,
         lambda c: (1, c, 1, 1),
+    ),
+    Pattern(
+        "1x1 Conv -> LayerNorm2d -> GELU -> 1x1 Conv",
+        _between_convolutions("Conv", "W1"),
+        lambda x, s, b: x,
+        lambda c: (1, c, 1, 1),
+        table=False,
     ),
     Pattern(
         "Transpose -> LN -> Transpose -> GELU",
         "t = Transpose <perm = [0, 2, 1]> (x) l = LayerNormalization <axis = -1> (t, S, B) u = Transpose <perm = [0, 2, 1]> (l) "
         "y = Gelu (u)",
         _channels_first,
-        table=False,
     ),
     Pattern(
         "LN -> GELU -> Q",
@@ -169,8 +183,16 @@ SMALL: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     ("GRN", (1, 56, 56, 384), ALL),
 )
 BETWEEN = tuple(
-    ("Conv -> LayerNorm2d -> GELU -> Conv", shape, ALL)
-    for shape in ((1, 64, 64, 64), (1, 64, 256, 256), (4, 256, 64, 64), (8, 512, 1, 4000), (32, 256, 128, 128))
+    (f"{size}Conv -> LayerNorm2d -> GELU -> {size}Conv", shape, ALL)
+    for size in ("", "1x1 ")
+    for shape in (
+        (1, 64, 64, 64),
+        (8, 128, 56, 56),
+        (1, 64, 256, 256),
+        (4, 256, 64, 64),
+        (1, 512, 16000, 1),
+        (8, 512, 4000, 1),
+    )
 )
 
 
@@ -185,8 +207,10 @@ def model(pattern: Pattern, shape: tuple[int, ...], dtype: str) -> ModelProto:
         "QS": np.array(STEP, numpy_dtype(dtype)),
         "QZ": np.array(0, np.int8),
     }
-    spread = random.standard_normal((channels, channels, 1, 1)) / channels**0.5
-    weights |= {"W": spread.astype(numpy_dtype(dtype))}
+    kernel = (3, 1) if shape[-1] == 1 else (3, 3)  # as of 1-D data, or 2-D
+    for name, sides in (("W", kernel), ("W1", (1, 1))):
+        weight = random.standard_normal((channels, channels, *sides)) / (channels * math.prod(sides)) ** 0.5
+        weights[name] = weight.astype(numpy_dtype(dtype))
     weights |= {"A": np.array([1]), "H": np.array([1, 2]), "C": np.array([-1]), "G": np.array([0, 32, -1])}
     sizes = ",".join(map(str, shape))
     x, y = ELEMENT[pattern.x or dtype], ELEMENT[pattern.y or dtype]
@@ -256,7 +280,7 @@ def timed(pattern: Pattern, shape: tuple[int, ...], dtype: str, folder: Path, wi
     moved = x.nbytes + x.size * size
     other = compiled(pattern, proto, x, dtype) if with_torch and dtype == "float16" else None
     fusion = plugin.fusions[0]
-    use = fusion.op, kind(fusion.attributes)
+    use = fusion.op, kind(fusion.attributes, fusion.channels_last)
     return Row(*use, pattern.name, shape, dtype, moved, times["plugin"].median_us, times["native"].median_us, other)
 
 
