@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import ModelProto
 
-from trtconvert import adapter, gpu, shapes
+from trtconvert import adapter, gpu, optimization_profile, shape_values, shapes
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger, supports
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
 from trtconvert.lower import Lowered, PluginNode, lower
 from trtconvert.manifest import IO, model_io
+from trtconvert.shapes import Range
 
 if TYPE_CHECKING:
     from trtconvert.backend import types
@@ -29,17 +30,19 @@ _STATIC = shapes.Profile({})
 class BuildOptions:
     """What `trtconvert build` can be told.
 
-    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. bake: input
-    name to the constant that it becomes, see bake.bake. targets: "sm_86", ..., or "all", or "current"; none given means the
-    GPU here if there is one, else all. workspace: bytes. refit, strip_weights, version_compatible, hardware_compatible and
-    timing_cache are TensorRT's builder options of those names; one that the backend lacks is refused.
+    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. values: the same
+    for the values of shape tensors. bake: input name to the constant that it becomes, see bake.bake. targets: "sm_86", ...,
+    or "all", or "current"; none given means the GPU here if there is one, else all. workspace: bytes. refit, strip_weights,
+    version_compatible, hardware_compatible and timing_cache are TensorRT's builder options of those names; one that the
+    backend lacks is refused.
     """
 
     patterns: tuple[str, ...] = ()
     fuse: str = "auto"
     plugins: tuple[Path, ...] = ()
-    shapes: Mapping[str, shapes.Range] = field(default_factory=dict)
+    shapes: Mapping[str, Range] = field(default_factory=dict)
     bake: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Range] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     backend: str = "auto"
     opt_level: int | None = None
@@ -54,12 +57,17 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Made:
-    """A model as an engine: how it was lowered, the network's inputs and outputs, the plan."""
+    """A model as an engine: how it was lowered, the network's inputs and outputs, the plan, and notes on the profile.
+
+    unfit: "min" or "max" where TensorRT found sizes that do not go together, and what it said of them.
+    """
 
     lowered: Lowered
     inputs: list[IO]
     outputs: list[IO]
     plan: bytes
+    notes: list[str]
+    unfit: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,10 @@ class Maker:
     def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed)
+        shapes.fix(lowered.model, profile)
         network = Network(self.backend, self.options, lowered.model, self.source, lowered.plugin_nodes, self.targets)
-        return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
+        plan = network.build(profile, progress)
+        return Made(lowered, network.inputs, network.outputs, plan, network.notes, network.unfit)
 
 
 def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:
@@ -139,7 +149,7 @@ class Network:
             parsed = self.parser.parse(onnx_model.serialize(model), str(source.resolve()))
             adapter.raise_failure()
         if not parsed:
-            raise _parse_error(self.parser, backend, self.log, _hint(plugin_nodes))
+            raise _parse_error(self.parser, backend, self.log, _hint(plugin_nodes), model)
         _check_plugins(self.network, trt, plugin_nodes)
         self.hint = _hint(plugin_nodes)
         self.inputs = [self._io(self.network.get_input(i)) for i in range(self.network.num_inputs)]
@@ -162,15 +172,13 @@ class Network:
             return ""
         return f"; TensorRT-RTX does not list {', '.join(self.targets)}: build for other GPUs with --target all"
 
-    def build(self, ranges: Mapping[str, shapes.Range], progress: Progress | None) -> bytes:
+    def build(self, profile: shapes.Profile, progress: Progress | None) -> bytes:
         """The serialized engine."""
+        shape_tensors = [io for i, io in enumerate(self.inputs) if self.network.get_input(i).is_shape_tensor]
+        self.notes = shape_values.require(shape_tensors, profile.values)
         config = self.builder.create_builder_config()
         cache = _configure(config, self.backend, self.options, self.targets)
-        if ranges:
-            profile = self.builder.create_optimization_profile()
-            for name, given in ranges.items():
-                profile.set_shape(name, *map(self.backend.trt.Dims, (given.min, given.opt, given.max)))
-            config.add_optimization_profile(profile)
+        optimization_profile.add(self.builder, config, self.backend, self.log, profile, self.inputs, shape_tensors)
         if progress is not None:
             self.monitor = _monitor(self.backend, progress)
             config.progress_monitor = self.monitor
@@ -178,12 +186,14 @@ class Network:
             plan = self.builder.build_serialized_network(self.network, config)
             adapter.raise_failure()
             if plan is None:
+                hint = self.hint + shape_values.bake_hint(io.name for io in shape_tensors)
                 raise ConvertError(
                     f"{self.backend.title} could not build the engine: {self.log.cause()}",
-                    fix=f"{self.hint}run again with -v for TensorRT's whole log{self._other_targets()}",
+                    fix=f"{hint}run again with -v for TensorRT's whole log{self._other_targets()}",
                 )
         if cache is not None and self.options.timing_cache is not None:
             write_file(self.options.timing_cache, bytes(cache.serialize()))
+        self.unfit = optimization_profile.unfit(self.log.warnings)
         return bytes(plan)
 
 
@@ -198,7 +208,7 @@ def _hint(nodes: Sequence[PluginNode]) -> str:
     )
 
 
-def _parse_error(parser: types.OnnxParser, backend: Backend, log: Log, hint: str) -> ConvertError:
+def _parse_error(parser: types.OnnxParser, backend: Backend, log: Log, hint: str, model: ModelProto) -> ConvertError:
     """Every node that the parser refused, with its reason."""
     lines = []
     for i in range(parser.num_errors):
@@ -207,6 +217,9 @@ def _parse_error(parser: types.OnnxParser, backend: Backend, log: Log, hint: str
         told = [line for line in error.desc().splitlines() if "CudaError" not in line]  # there need not be a GPU
         reason = "; ".join(told)
         lines.append(f"node {name} ({error.node_operator()}): {reason}" if error.node() >= 0 else reason)
+    hint += shape_values.bake_hint(
+        shape_values.constants_wanted(model, [parser.get_error(i).node_name() for i in range(parser.num_errors)])
+    )
     return ConvertError(
         f"{backend.title} cannot import the model: {lines[0] if lines else log.cause()}",
         where="; ".join(lines[1:4]) or None,
