@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import ModelProto
 
-from trtconvert import adapter, gpu, shapes
+from trtconvert import adapter, gpu, shapes, squeezes
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger, supports
 from trtconvert.errors import ConvertError
@@ -73,6 +73,7 @@ class Maker:
     def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed)
+        squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         network = Network(self.backend, self.options, lowered.model, self.source, lowered.plugin_nodes, self.targets)
         return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
 
