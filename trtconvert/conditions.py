@@ -25,11 +25,11 @@ class Open:
     sized: tuple[str, ...]
 
     def flags(self, ranges: Mapping[str, Range]) -> list[str]:
-        """What to add to the command."""
+        """What to add to the command. Sizes are fixed for all inputs, which may share dimensions."""
         bakes = [f"--bake {name}={value}" for name, value in self.inputs.items()]
-        return bakes + [
-            f"--shape {name}={'x'.join(map(str, ranges[name].opt))}" for name in self.sized if name in ranges
-        ]
+        if not any(name in ranges for name in self.sized):
+            return bakes
+        return bakes + [f"--shape {name}={'x'.join(map(str, given.opt))}" for name, given in ranges.items()]
 
 
 def unknown(model: ModelProto, folder: Path) -> list[Open]:
@@ -39,13 +39,16 @@ def unknown(model: ModelProto, folder: Path) -> list[Open]:
 
 
 def advice(model: ModelProto, folder: Path, ranges: Mapping[str, Range]) -> str:
-    """A sentence for each such If that flags can settle; "" where there is none."""
-    told = []
+    """Which of them depend on what, and the flags that settle them; "" where no flags do."""
+    told, flags = list[str](), list[str]()
     for one in unknown(model, folder):
-        if flags := one.flags(ranges):
-            on = [f"the value of {name}" for name in one.inputs] + [f"the size of {name}" for name in one.sized]
-            told.append(f"If {one.node} depends on {' and '.join(on)}: {' '.join(flags)} leaves one branch of it")
-    return "; ".join(told)
+        if settling := one.flags(ranges):
+            on = [f"the value of {name}" for name in one.inputs] + [f"the sizes of {name}" for name in one.sized]
+            told.append(f"If {one.node} depends on {' and '.join(on)}")
+            flags += settling
+    if not flags:
+        return ""
+    return f"{', '.join(told[:3])}{', ...' if told[3:] else ''}: leave one branch with {' '.join(dict.fromkeys(flags))}"
 
 
 def _open(view: GraphView, node: NodeProto) -> Open:

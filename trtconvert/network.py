@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import ModelProto
 
-from trtconvert import adapter, gpu, shapes, squeezes
+from trtconvert import adapter, conditions, gpu, shapes, squeezes
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger, supports
 from trtconvert.errors import ConvertError
@@ -75,8 +75,16 @@ class Maker:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed)
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
-        network = Network(self.backend, self.options, lowered.model, self.source, lowered.plugin_nodes, self.targets)
-        return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
+        try:
+            network = Network(
+                self.backend, self.options, lowered.model, self.source, lowered.plugin_nodes, self.targets
+            )
+            return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
+        except ConvertError as error:
+            advice = conditions.advice(lowered.model, self.source.parent, profile.ranges)
+            if not advice:
+                raise
+            raise ConvertError(error.what, where=error.where, fix=f"{advice}; {error.fix}") from error
 
 
 def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:

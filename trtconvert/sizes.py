@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +14,7 @@ from trtconvert import model as onnx_model
 from trtconvert import reference
 from trtconvert.inputs import random_array
 from trtconvert.manifest import IO, model_io
+from trtconvert.shapes import Range
 
 Key: TypeAlias = "str | tuple[str, int]"
 """A dimension's name, which has one size in all inputs, or input and axis of one without."""
@@ -26,32 +26,23 @@ SPREAD = 4  # opt is so many times min, and max so many times opt, where the mod
 MAX_TRIALS, MAX_SECONDS = 150, 15.0
 
 
-@dataclass(frozen=True)
-class Span:
-    """min, opt and max size of a dimension. tried: whether the model runs at them, the others being at their opt."""
-
-    min: int
-    opt: int
-    max: int
-
-
-def key(name: str, axis: int, dim: int | str | None) -> Key:
+def _key(name: str, axis: int, dim: int | str | None) -> Key:
     """What the dimension is known by."""
     return dim if isinstance(dim, str) else (name, axis)
 
 
-def find(model: ModelProto, folder: Path, fixed: Mapping[str, Sequence[int]]) -> dict[str, list[Span]] | None:
-    """Spans of all dimensions of every dynamic input, at which the model runs on random data; None where it runs at none of
-    those that were tried, or not at all.
+def propose(model: ModelProto, folder: Path, given: Mapping[str, Range]) -> dict[str, Range]:
+    """Shapes of all dynamic inputs at which the model runs on random data; none where it runs at none that were tried, or not at
+    all. The given ones stay.
 
-    folder: of external data. fixed: inputs of which the shape is known.
+    folder: of external data.
     """
     try:
-        trials = _Trials(model, folder, fixed)
+        trials = _Trials(model, folder, {name: r.opt for name, r in given.items()})
     except Exception:  # noqa: BLE001  # onnxruntime's errors have no base of their own: what it cannot load it cannot try
-        return None
+        return {}
     opt = trials.first(trials.guesses())
-    return None if opt is None else trials.spans(opt)
+    return {} if opt is None else trials.ranges(opt) | dict(given)
 
 
 class _Trials:
@@ -63,7 +54,7 @@ class _Trials:
         for io in self.inputs:
             for axis, dim in enumerate(io.shape or ()):
                 if not isinstance(dim, int):
-                    name = key(io.name, axis, dim)
+                    name = _key(io.name, axis, dim)
                     leads = axis == 0 and len(io.shape or ()) > 1
                     self.keys[name] = self.keys.get(name, False) or leads or "batch" in str(dim).lower()
         self.session = reference.session(onnx_model.copy(model), folder)
@@ -84,8 +75,7 @@ class _Trials:
         random = np.random.default_rng(0)
         feeds = {}
         for io in self.inputs:
-            shape = [d if isinstance(d, int) else sizes[key(io.name, axis, d)] for axis, d in enumerate(io.shape or ())]
-            feeds[io.name] = random_array(random, io.dtype, tuple(shape))
+            feeds[io.name] = random_array(random, io.dtype, self._shape(io, sizes))
         try:
             self.session.run(None, feeds)
         except Exception:  # noqa: BLE001  # see find
@@ -108,26 +98,25 @@ class _Trials:
                 return None
         return None
 
-    def spans(self, opt: Sizes) -> dict[str, list[Span]]:
+    def ranges(self, opt: Sizes) -> dict[str, Range]:
         """Around opt, each dimension for itself; one that the model runs at no other size of is fixed."""
-        found: dict[Key, Span] = {}
+        low, high = dict(opt), dict(opt)
         for name, is_batch in self.keys.items():
             size = opt[name]
-            low = max(1, size // SPREAD) if not is_batch else 1
-            high = size * SPREAD if not is_batch else size + 1
-            if not self.runs(opt | {name: high}):
-                found[name] = Span(size, size, size)
-                continue
-            low = low if self.runs(opt | {name: low}) else size
-            found[name] = Span(low, size, MAX_BATCH if is_batch else high)
+            if self.runs(opt | {name: size + 1 if is_batch else size * SPREAD}):
+                high[name] = MAX_BATCH if is_batch else size * SPREAD
+                smaller = max(1, size // SPREAD)
+                low[name] = smaller if self.runs(opt | {name: smaller}) else size
         return {
-            io.name: [
-                Span(d, d, d) if isinstance(d, int) else found[key(io.name, axis, d)]
-                for axis, d in enumerate(io.shape or ())
-            ]
+            io.name: Range(self._shape(io, low), self._shape(io, opt), self._shape(io, high))
             for io in self.inputs
             if any(not isinstance(d, int) for d in io.shape or ())
         }
+
+    def _shape(self, io: IO, sizes: Sizes) -> tuple[int, ...]:
+        return tuple(
+            d if isinstance(d, int) else sizes[_key(io.name, axis, d)] for axis, d in enumerate(io.shape or ())
+        )
 
 
 def _with_shape(io: IO, fixed: Mapping[str, Sequence[int]]) -> IO:
