@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
 from trtconvert import weights
@@ -177,6 +177,14 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
     for node in graph.node:
         for inner in subgraphs(node):
             yield from all_graphs(inner)
+
+
+def function_graphs(function: FunctionProto) -> Iterator[Sequence[NodeProto]]:
+    """The nodes of a function, then those of every graph inside them."""
+    yield function.node
+    for node in function.node:
+        for inner in subgraphs(node):
+            yield from (graph.node for graph in all_graphs(inner))
 
 
 def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
