@@ -53,7 +53,8 @@ def check(tensors: Iterable[TensorProto], folder: Path) -> None:
 def size(tensor: TensorProto) -> int:
     """Bytes of data that the tensor's type and shape take; 0 if they cannot be told."""
     with suppress(KeyError, TypeError):
-        return math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        count: int = math.prod(tensor.dims)
+        return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     return 0
 
 
