@@ -14,7 +14,7 @@ from typing import Any
 from onnx import ModelProto
 
 import trtconvert
-from trtconvert import bake, fit, gpu, launch, manifest, registry, shape_values, shapes
+from trtconvert import bake, fit, gpu, launch, manifest, registry, shape_values, shapes, sizes
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
 from trtconvert.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
@@ -68,7 +68,7 @@ def build(
     onnx_model.check(proto, source)
     digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
     baked = bake.bake(proto, options.bake)
-    profile = _profile(proto, options)
+    profile = _profile(proto, source.parent, options)
     misfits = {misfit.point: str(misfit) for misfit in fit.check(proto, source.parent, profile)}
     wanted = policy(options.fuse, options.patterns)
     maker = Maker(backend, options, source, targets)
@@ -120,16 +120,16 @@ def build(
     )
 
 
-def _profile(proto: ModelProto, options: BuildOptions) -> shapes.Profile:
+def _profile(proto: ModelProto, folder: Path, options: BuildOptions) -> shapes.Profile:
     """Shapes and values of the inputs, checked against the model."""
     given = {**shape_values.implied(proto, options.values), **options.shapes}
-    found = shapes.profile(proto, given)
+    found = shapes.profile(proto, given, lambda: sizes.propose(proto, folder, given))
     shape_values.check(proto, options.values, found.fixed)
     return dataclasses.replace(found, values=options.values)
 
 
 def _points(ranges: Mapping[str, shapes.Range]) -> dict[str, dict[str, list[int]]]:
-    return {name: {point: list(sizes) for point, sizes in vars(given).items()} for name, given in ranges.items()}
+    return {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
 
 
 def _choose(

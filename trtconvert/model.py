@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
-from trtconvert import weights
+from trtconvert import text, weights
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file, write_files
 
@@ -43,6 +43,7 @@ def load(path: Path) -> ModelProto:
         raise ConvertError(f"cannot read the model: {error.strerror}", where=str(path)) from error
     if not model.graph.node and not model.graph.output:
         raise _not_onnx(path)
+    text.check(model, path)
     weights.check(external_tensors(model), path.parent)
     return model
 
@@ -154,7 +155,7 @@ def _allow_unknown_ranks(bare: ModelProto) -> None:
 def _where(model: ModelProto, message: str, path: Path | None) -> str | None:
     """The file, and the node: the checker names only its op type when it has no schema for it."""
     unknown = re.search(r"No Op registered for (\w+)", message)
-    named = [n.name or n.output[0] for n in all_nodes(model) if unknown and n.op_type == unknown[1]]
+    named = [n.name or next(iter(n.output), n.op_type) for n in all_nodes(model) if unknown and n.op_type == unknown[1]]
     parts = [*([str(path)] if path else []), *([f"node {', '.join(named[:3])}"] if named else [])]
     return ", ".join(parts) or None
 
@@ -177,6 +178,14 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
     for node in graph.node:
         for inner in subgraphs(node):
             yield from all_graphs(inner)
+
+
+def function_graphs(function: FunctionProto) -> Iterator[Sequence[NodeProto]]:
+    """The nodes of a function, then those of every graph inside them."""
+    yield function.node
+    for node in function.node:
+        for inner in subgraphs(node):
+            yield from (graph.node for graph in all_graphs(inner))
 
 
 def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
@@ -240,7 +249,13 @@ def attribute_values(node: NodeProto) -> dict[str, Any]:
 @cache
 def dtype_name(elem_type: int) -> str:
     """numpy's (ml_dtypes') name of an ONNX element type."""
-    return str(np.dtype(helper.tensor_dtype_to_np_dtype(elem_type)).name)
+    try:
+        return str(np.dtype(helper.tensor_dtype_to_np_dtype(elem_type)).name)
+    except KeyError as error:
+        raise ConvertError(
+            f"element type {elem_type} of a tensor is none that onnx {onnx.__version__} knows",
+            fix="pip install -U onnx",
+        ) from error
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

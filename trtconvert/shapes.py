@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from onnx import ModelProto, TensorShapeProto
 
@@ -51,6 +52,10 @@ def parse(texts: Sequence[str]) -> dict[str, Range]:
     return ranges
 
 
+Propose: TypeAlias = Callable[[], Mapping[str, Range]]
+"""Shapes that a message may propose, of all dynamic inputs; none where nothing is known to work."""
+
+
 @dataclass(frozen=True)
 class Profile:
     """Ranges of all dynamic inputs, notices about those that were assumed, and values of shape tensors."""
@@ -68,7 +73,7 @@ class Profile:
         }
 
 
-def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
+def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = lambda: {}) -> Profile:
     """The optimization profile for the model's dynamic inputs.
 
     A dynamic leading dimension that nothing is said about gets 1, 1, 16; ConvertError for any other, for unknown
@@ -104,7 +109,7 @@ def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
         elif any(not isinstance(d, int) for d in shape):
             missing[name] = shape
     if missing:
-        raise _missing(missing, inputs, ranges)
+        raise _missing(missing, inputs, ranges, propose())
     _check_names(inputs, ranges, given)
     return Profile(ranges, tuple(notices))
 
@@ -201,9 +206,16 @@ def _missing(
     missing: Mapping[str, tuple[int | str | None, ...]],
     inputs: Mapping[str, tuple[int | str | None, ...] | None],
     ranges: Mapping[str, Range],
+    proposed: Mapping[str, Range],
 ) -> ConvertError:
-    known = _known(inputs, ranges)
     named = [f"{name} {show(shape)}" for name, shape in missing.items()]
+    if proposed:
+        flags = [f"--shape {name}={shape}" for name, shape in proposed.items()]
+        return ConvertError(
+            f"dynamic dimensions without a range: {'; '.join(named)}",
+            fix=f"add, with your own sizes (min,opt,max); onnxruntime runs the model at these: {' '.join(flags)}",
+        )
+    known = _known(inputs, ranges)
     flags = [f"--shape {name}={_like(shape, known)}" for name, shape in missing.items()]
     return ConvertError(
         f"dynamic dimensions without a range: {'; '.join(named)}",
