@@ -249,11 +249,10 @@ def _odd(graph: GraphProto, shapes: Mapping[str, Dims]) -> int | None:
     """Index in the model of the first node that ONNX's inference lets pass although it cannot run: a kernel larger than what it
     runs over, a Reshape to another number of elements."""
     for node in graph.node:
-        given, made = (shapes.get(names[0]) if names else None for names in (node.input, node.output))
-        if given is None or made is None:
+        if node.op_type not in (*misfit.WINDOWS, "Reshape") or any(name and name not in shapes for name in node.input):
             continue
-        empty = node.op_type in misfit.WINDOWS and min(made) <= 0 < min(given)
-        if empty or (node.op_type == "Reshape" and prod(given) != prod(made)):
+        operands = [shapes[name] for name in node.input if name]
+        if misfit.explain(node.op_type, onnx_model.attribute_values(node), operands, shapes.get(node.output[0])):
             return int(node.name.strip("#"))
     return None
 

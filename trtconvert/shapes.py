@@ -116,16 +116,20 @@ def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = la
 
 def fix(model: ModelProto, profile: Profile) -> None:
     """Write the dimensions that have one value only into the model's inputs, in place; ranks that only the profile knows too."""
+    set_ranks(model, {name: {"opt": given.opt} for name, given in profile.ranges.items()})
     for declared in model.graph.input:
-        dims = profile.fixed.get(declared.name)
-        tensor = declared.type.tensor_type
-        if dims is None:
-            continue
-        if not tensor.HasField("shape"):
-            tensor.shape.dim.extend(TensorShapeProto.Dimension() for _ in dims)
-        for dim, size in zip(tensor.shape.dim, dims, strict=True):
+        dims = profile.fixed.get(declared.name, ())
+        for dim, size in zip(declared.type.tensor_type.shape.dim, dims, strict=False):
             if size is not None:
                 dim.dim_value = size
+
+
+def set_ranks(model: ModelProto, profile: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+    """Give inputs of unknown rank as many open dimensions as the profile has, in place."""
+    for declared in model.graph.input:
+        tensor = declared.type.tensor_type
+        if declared.name in profile and not tensor.HasField("shape"):
+            tensor.shape.dim.extend(TensorShapeProto.Dimension() for _ in profile[declared.name]["opt"])
 
 
 def _from_metadata(model: ModelProto, carried: str) -> Profile:
