@@ -378,6 +378,26 @@ def test_values_beyond_the_dtype(tmp_path: Path) -> None:
     assert "beyond 64-bit integers" in refusal(reshape(tmp_path), X, values=[f"s=1x4,2x4,{2**63}x4"])
 
 
+@pytest.mark.parametrize(
+    ("shapes", "values"),
+    [
+        ({"x": Range((4, 4), (2, 4), (8, 4))}, {}),
+        ({"x": Range((1, 4), (2, 4), (8, 4))}, {"s": Range((3, 4), (2, 4), (8, 4))}),
+    ],
+)
+def test_what_tensorrt_refuses_is_the_cause(
+    shapes: Mapping[str, Range], values: Mapping[str, Range], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should a profile get past our own checks, TensorRT's first error is told, not the one that there is no profile."""
+    monkeypatch.setattr("trtconvert.shapes.in_order", lambda *_: None)
+    monkeypatch.setattr(shape_values, "in_order", lambda *_: None)
+    monkeypatch.setattr(fit, "check", lambda *_: [])
+    path = reshape(tmp_path) if values else relu(tmp_path)
+    with pytest.raises(ConvertError, match="takes no such profile") as caught:
+        build(path, tmp_path / "p.plan", BuildOptions(shapes=shapes, values=values))
+    assert "no optimization profile" not in str(caught.value)
+
+
 def test_values_that_do_not_fit_at_min_alone(tmp_path: Path) -> None:
     """Other values, or another x, may fit: a note, and verify does not run it."""
     result = built(reshape(tmp_path), X, values=["s=1x1,2x4,8x4"])
