@@ -10,7 +10,7 @@ from trtconvert import model as onnx_model
 from trtconvert.errors import ConvertError
 from trtconvert.manifest import IO, model_io
 
-# What TensorRT reads as another type, exactly or with a notice (dtypes.narrowed).
+# What TensorRT reads as another type, exactly or with a notice (notices).
 _READ_AS = {"float64": "float32"}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trtconvert import branches, contract, contrib, registry
+from trtconvert import branches, contract, contrib, parameters, registry
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
@@ -66,6 +66,10 @@ def lower(
     copy, notes = _standard(inline_local(copy), folder, faults if lenient else None)
     folds = branches.fold(copy, folder, shapes)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
+    if folded := parameters.settle(copy, folder):
+        notes.append(
+            f"{len(folded)} nodes computed before the build: {', '.join(folded[:5])}{', ...' if folded[5:] else ''}"
+        )
     copy, expanded = expand(copy, lambda op_type: supports(op_type) or registry.find(op_type) is not None)
     notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
     if biases := dequantize_biases(copy, folder):

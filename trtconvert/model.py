@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
-from trtconvert import weights
+from trtconvert import complaints, structure, weights
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file, write_files
 
@@ -43,6 +42,7 @@ def load(path: Path) -> ModelProto:
         raise ConvertError(f"cannot read the model: {error.strerror}", where=str(path)) from error
     if not model.graph.node and not model.graph.output:
         raise _not_onnx(path)
+    structure.settle(model, str(path))
     weights.check(external_tensors(model), path.parent)
     return model
 
@@ -113,6 +113,8 @@ def check(model: ModelProto, path: Path | None = None) -> None:
     """
     bare = skeleton(model)
     adopt_ort_ops(bare)
+    for node in all_nodes(bare):
+        node.name = node.name or f"{node.op_type}_{next(filter(None, node.output), '')}"
     _allow_unknown_ranks(bare)
     for tensor in filter(_heavy, model.graph.initializer):
         size = len(tensor.raw_data)
@@ -125,8 +127,7 @@ def check(model: ModelProto, path: Path | None = None) -> None:
     try:
         onnx.checker.check_model(bare, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), "unknown fault")
-        raise ConvertError(f"the model is not valid ONNX: {first}", where=_where(model, str(error), path)) from error
+        raise complaints.explain(str(error), bare, str(path) if path else None) from error
     except ValueError as error:
         raise ConvertError(f"the model cannot be checked: {error}", where=str(path) if path else None) from error
 
@@ -149,14 +150,6 @@ def _allow_unknown_ranks(bare: ModelProto) -> None:
         del bare.graph.node[:]
         bare.graph.node.extend(nodes)
         bare.opset_import.append(helper.make_opsetid("trtconvert.unknown", 1))
-
-
-def _where(model: ModelProto, message: str, path: Path | None) -> str | None:
-    """The file, and the node: the checker names only its op type when it has no schema for it."""
-    unknown = re.search(r"No Op registered for (\w+)", message)
-    named = [n.name or n.output[0] for n in all_nodes(model) if unknown and n.op_type == unknown[1]]
-    parts = [*([str(path)] if path else []), *([f"node {', '.join(named[:3])}"] if named else [])]
-    return ", ".join(parts) or None
 
 
 # --- walking -------------------------------------------------------------------------------------------------------

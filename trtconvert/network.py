@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from trtconvert import adapter, conditions, contract, dtypes, gpu, importable, shapes, squeezes
+from trtconvert import adapter, conditions, contract, gpu, importable, shapes, squeezes
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, logger, supports
 from trtconvert.diagnosis import explain, parser_faults, plain
@@ -18,6 +18,7 @@ from trtconvert.faults import refusal
 from trtconvert.files import write_file
 from trtconvert.lower import Lowered, PluginNode, lower
 from trtconvert.manifest import IO
+from trtconvert.notices import notices
 
 if TYPE_CHECKING:
     from trtconvert.backend import types
@@ -79,7 +80,7 @@ class Maker:
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)
-            lowered.notes.extend(dtypes.narrowed(model))
+            lowered.notes.extend(notices(model, self.backend))
             return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
         except ConvertError as error:
             advice = conditions.advice(lowered.model, self.source.parent, profile.ranges)
