@@ -63,6 +63,7 @@ def lower(
     kept = [f for f in copy.functions if not (is_ours(f.domain) and registry.find(f.name))]
     del copy.functions[:]
     copy.functions.extend(kept)
+    onnx_graph.clear_unknown_dims(copy)
     copy, notes = _standard(inline_local(copy), folder, faults if lenient else None)
     folds = branches.fold(copy, folder, shapes)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]

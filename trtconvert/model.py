@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
-from trtconvert import complaints, structure, weights
+from trtconvert import complaints, structure, text, weights
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file, write_files
 
@@ -42,6 +42,7 @@ def load(path: Path) -> ModelProto:
         raise ConvertError(f"cannot read the model: {error.strerror}", where=str(path)) from error
     if not model.graph.node and not model.graph.output:
         raise _not_onnx(path)
+    text.check(model, path)
     structure.settle(model, str(path))
     weights.check(external_tensors(model), path.parent)
     return model

@@ -86,7 +86,7 @@ class Maker:
             advice = conditions.advice(lowered.model, self.source.parent, profile.ranges)
             if not advice:
                 raise
-            raise ConvertError(error.what, where=error.where, fix=f"{advice}; {error.fix}") from error
+            raise ConvertError(error.what, where=error.where, fix=advice) from error
 
 
 def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:
