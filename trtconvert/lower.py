@@ -69,7 +69,7 @@ def lower(
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
     if folded := parameters.settle(copy, folder):
         notes.append(
-            f"{len(folded)} nodes computed before the build: {', '.join(folded[:5])}{', ...' if folded[5:] else ''}"
+            f"{len(folded)} node{'s' * (len(folded) > 1)} computed before the build: {', '.join(folded[:5])}{', ...' if folded[5:] else ''}"
         )
     copy, expanded = expand(copy, lambda op_type: supports(op_type) or registry.find(op_type) is not None)
     notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
@@ -127,7 +127,8 @@ def _name_functions(model: ModelProto) -> None:
     for function in model.functions:
         inner = [node for graph in onnx_model.function_graphs(function) for node in graph]
         for node in inner:
-            node.name = f"{function.name}/{node.name or node.op_type}"
+            if not node.name.startswith(f"{function.name}/"):
+                node.name = f"{function.name}/{node.name or node.op_type}"
         _name(inner)
 
 
