@@ -68,9 +68,8 @@ def lower(
     folds = branches.fold(copy, folder, shapes)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
     if folded := parameters.settle(copy, folder):
-        notes.append(
-            f"{len(folded)} node{'s' * (len(folded) > 1)} computed before the build: {', '.join(folded[:5])}{', ...' if folded[5:] else ''}"
-        )
+        shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
+        notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
     copy, expanded = expand(copy, lambda op_type: supports(op_type) or registry.find(op_type) is not None)
     notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
     if biases := dequantize_biases(copy, folder):
