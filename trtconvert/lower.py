@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trtconvert import branches, contract, contrib, parameters, registry
+from trtconvert import branches, contrib, loops, parameters, registry
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
@@ -76,7 +76,7 @@ def lower(
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))
     _name(nodes)
-    contract.shield(copy)
+    loops.settle(copy)
     custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]
     unknown = [node for node in custom if registry.find(node.op_type) is None]
     faults += [_unknown(node) for node in unknown if not any(f.node == node.name for f in faults)]
