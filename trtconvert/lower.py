@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trtconvert import branches, contract, contrib, registry
+from trtconvert import branches, contrib, loops, parameters, registry
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
@@ -67,13 +67,16 @@ def lower(
     copy, notes = _standard(inline_local(copy), folder, faults if lenient else None)
     folds = branches.fold(copy, folder, shapes)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
+    if folded := parameters.settle(copy, folder):
+        shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
+        notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
     copy, expanded = expand(copy, lambda op_type: supports(op_type) or registry.find(op_type) is not None)
     notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))
     _name(nodes)
-    contract.shield(copy)
+    loops.settle(copy)
     custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]
     unknown = [node for node in custom if registry.find(node.op_type) is None]
     faults += [_unknown(node) for node in unknown if not any(f.node == node.name for f in faults)]
@@ -123,7 +126,8 @@ def _name_functions(model: ModelProto) -> None:
     for function in model.functions:
         inner = [node for graph in onnx_model.function_graphs(function) for node in graph]
         for node in inner:
-            node.name = f"{function.name}/{node.name or node.op_type}"
+            if not node.name.startswith(f"{function.name}/"):
+                node.name = f"{function.name}/{node.name or node.op_type}"
         _name(inner)
 
 

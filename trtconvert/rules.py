@@ -99,7 +99,9 @@ def _axes(node: NodeProto, view: GraphView) -> Verdict:
         return None
     return (
         f"its axes ({node.input[1]}) are known only at run time, TensorRT must know them when it builds",
-        "make the axes an initializer",
+        f"--bake {node.input[1]}=VALUE makes a constant of it"
+        if node.input[1] in {i.name for i in view.graph.input}
+        else "make the axes an initializer",
     )
 
 
