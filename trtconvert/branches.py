@@ -68,14 +68,8 @@ def _choose(
     model: ModelProto, folder: Path, shapes: Mapping[str, Sequence[int | None]]
 ) -> tuple[int, dict[int, str]] | None:
     """The first graph with Ifs of known condition: its index, and by node index the branch taken."""
-    known = onnx_model.copy(model)
-    for declared in known.graph.input:
-        dims = declared.type.tensor_type.shape.dim
-        for dim, given in zip(dims, shapes.get(declared.name, ()), strict=False):
-            if given is not None:
-                dim.dim_value = given
     values: Values = {}
-    for graph_index, view in enumerate(onnx_graph.views(known, folder)):
+    for graph_index, view in enumerate(onnx_graph.views(model, folder, shapes)):
         found = {}
         for index, node in enumerate(view.graph.node):
             if node.op_type == "If" and node.domain in onnx_model.STANDARD_DOMAINS:
