@@ -29,16 +29,17 @@ _STATIC = shapes.Profile({})
 class BuildOptions:
     """What `trtconvert build` can be told.
 
-    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. targets:
-    "sm_86", ..., or "all", or "current"; none given means the GPU here if there is one, else all. workspace: bytes. refit,
-    strip_weights, version_compatible, hardware_compatible and timing_cache are TensorRT's builder options of those names;
-    one that the backend lacks is refused.
+    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. bake: input
+    name to the constant that it becomes, see bake.bake. targets: "sm_86", ..., or "all", or "current"; none given means the
+    GPU here if there is one, else all. workspace: bytes. refit, strip_weights, version_compatible, hardware_compatible and
+    timing_cache are TensorRT's builder options of those names; one that the backend lacks is refused.
     """
 
     patterns: tuple[str, ...] = ()
     fuse: str = "auto"
     plugins: tuple[Path, ...] = ()
     shapes: Mapping[str, shapes.Range] = field(default_factory=dict)
+    bake: Mapping[str, Any] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     backend: str = "auto"
     opt_level: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import ModelProto
@@ -77,11 +77,7 @@ def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
         return _from_metadata(model, carried)
     for name in given:
         if name not in inputs:
-            near = difflib.get_close_matches(name, inputs, 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConvertError(
-                f"--shape names {name!r}, which is no input of the model", fix=f"{hint}inputs: {', '.join(inputs)}"
-            )
+            raise unknown_input("--shape", name, inputs)
     ranges: dict[str, Range] = {}
     missing: dict[str, tuple[int | str | None, ...]] = {}
     for name, shape in inputs.items():
@@ -125,13 +121,13 @@ def _check(name: str, shape: tuple[int | str | None, ...], given: Range) -> None
     for label, sizes in (("min", given.min), ("opt", given.opt), ("max", given.max)):
         if len(sizes) != len(shape):
             raise ConvertError(
-                f"--shape {name}: {label} has {len(sizes)} dimensions, the input has {len(shape)}: {_show(shape)}",
+                f"--shape {name}: {label} has {len(sizes)} dimensions, the input has {len(shape)}: {show(shape)}",
                 fix=f"give {len(shape)} dimensions",
             )
         for axis, (size, declared) in enumerate(zip(sizes, shape, strict=True)):
             if isinstance(declared, int) and size != declared:
                 raise ConvertError(
-                    f"--shape {name}: {label} has {size} on axis {axis}, the model fixes it to {declared}: {_show(shape)}",
+                    f"--shape {name}: {label} has {size} on axis {axis}, the model fixes it to {declared}: {show(shape)}",
                     fix="export the model with that axis dynamic, or keep its size",
                 )
     for (low, a), (high, b) in ((("min", given.min), ("opt", given.opt)), (("opt", given.opt), ("max", given.max))):
@@ -158,7 +154,7 @@ def _check_names(inputs: Mapping[str, tuple[int | str | None, ...] | None], rang
 
 
 def _missing(missing: Mapping[str, tuple[int | str | None, ...]]) -> ConvertError:
-    named = [f"{name} {_show(shape)}" for name, shape in missing.items()]
+    named = [f"{name} {show(shape)}" for name, shape in missing.items()]
     flags = []
     for name, shape in missing.items():
         examples = ((1, 64), (1, 256), (16, 1024))
@@ -173,5 +169,16 @@ def _missing(missing: Mapping[str, tuple[int | str | None, ...]]) -> ConvertErro
     )
 
 
-def _show(shape: tuple[int | str | None, ...]) -> str:
+def unknown_input(flag: str, name: str, inputs: Iterable[str]) -> ConvertError:
+    """The error for a flag that names what is no input: the nearest name, and all of them."""
+    names = list(inputs)
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConvertError(
+        f"{flag} names {name!r}, which is no input of the model", fix=f"{hint}inputs: {', '.join(names)}"
+    )
+
+
+def show(shape: Sequence[int | str | None]) -> str:
+    """A shape in brackets; ? where nothing is known of a dimension."""
     return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
