@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto
 
 from trtconvert import model as onnx_model
 from trtconvert.calls import Calls
-from trtconvert.contrib_ops import WRITERS, Known, Writer
+from trtconvert.contrib_ops import WRITERS
 from trtconvert.errors import ConvertError
+from trtconvert.writer import Known, Writer
 
 if TYPE_CHECKING:
     from trtconvert.graph import GraphView
@@ -92,15 +93,8 @@ def _body(node: NodeProto, opset: int, known: Known) -> FunctionProto:
         raise op.refuse(
             f"has {len(node.input)} inputs, onnxruntime defines {required} to {len(parameters)}", "export it again"
         )
-    outputs = writer(op, *(name and f"x{i}" for i, name in enumerate(node.input)))
+    outputs = writer(op, *op.inputs())
     for name, made in zip_longest(node.output, outputs, fillvalue=""):
         if name and not made:
             raise op.refuse(f"has an output {name!r} that onnxruntime's kernel does not make", "remove that output")
-    return helper.make_function(
-        "",
-        "",
-        [f"x{i}" for i, name in enumerate(node.input) if name],
-        [made for made, name in zip(outputs, node.output, strict=False) if name],
-        op.nodes,
-        [helper.make_opsetid("", opset)],
-    )
+    return op.body(outputs)

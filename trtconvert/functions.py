@@ -40,7 +40,7 @@ def body(node: NodeProto, opset: int, view: GraphView) -> FunctionProto | None:
 
     view: of the node's graph; some bodies depend on the dtypes and ranks of the inputs.
     """
-    schema = _schema(node.op_type, opset, node.domain)
+    schema: Any = _schema(node.op_type, opset, node.domain)  # onnx's stubs lack its functions
     if schema is None:
         return None
     plain, typed = ([v for v in found if v <= opset] for found in _versions(schema))
@@ -81,9 +81,7 @@ def _type(view: GraphView, name: str) -> bytes:
     return bytes(helper.make_tensor_type_proto(dtype, info.shape).SerializeToString())
 
 
-def _bound(
-    function: FunctionProto, node: NodeProto, values: Mapping[str, AttributeProto], opset: int
-) -> FunctionProto:
+def _bound(function: FunctionProto, node: NodeProto, values: Mapping[str, AttributeProto], opset: int) -> FunctionProto:
     """The function with the node's attributes in it, and with those inputs and outputs that the node has."""
     given = dict(zip_longest(function.input, node.input, fillvalue=""))
     absent = {name for name, actual in given.items() if not actual}

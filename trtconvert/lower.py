@@ -10,12 +10,12 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trtconvert import branches, contrib, registry
+from trtconvert import branches, contrib, registry, standard
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
 from trtconvert.errors import ConvertError
-from trtconvert.functions import expand, inline_local
+from trtconvert.functions import inline_local
 from trtconvert.op import Op
 from trtconvert.quantization import dequantize_biases
 
@@ -57,11 +57,14 @@ def lower(
     kept = [f for f in copy.functions if not (is_ours(f.domain) and registry.find(f.name))]
     del copy.functions[:]
     copy.functions.extend(kept)
+    known = shapes or onnx_graph.NOTHING
     copy, notes = _standard(inline_local(copy), folder)
-    folds = branches.fold(copy, folder, shapes)
+    folds = branches.fold(copy, folder, known)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
-    copy, expanded = expand(copy, lambda op_type: supports(op_type) or registry.find(op_type) is not None)
-    notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
+    copy, written = standard.standardize(copy, folder, lambda op: supports(op) or registry.find(op) is not None, known)
+    for (op, how), count in written.items():
+        ways = {standard.BY_ONNX: "the function that ONNX defines for it", standard.BY_HAND: "ops that TensorRT has"}
+        notes.append(f"{op} x{count} written as {ways[how]}")
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))

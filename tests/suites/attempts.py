@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert import BuildOptions, ConvertError, backend, build, load_engine, reference, shapes
+from trtconvert import BuildOptions, ConvertError, backend, bake, build, load_engine, reference, shapes
 from trtconvert import model as onnx_model
 from trtconvert.lower import lower
 
@@ -52,15 +52,14 @@ def run(case: Case, attempt: Attempt) -> Answer:
         proto = onnx.load_from_string(case.model)
         baked = {name: case.inputs[name] for name in parameters(proto) if case.inputs.get(name) is not None}
         ranges = {}
-        _bake(proto, baked)
         for given in proto.graph.input:
             array = case.inputs.get(given.name)
-            if array is not None and _is_open(given):
+            if array is not None and given.name not in baked and _is_open(given):
                 ranges[given.name] = shapes.Range(array.shape, array.shape, array.shape)
         path.write_bytes(proto.SerializeToString())
         if attempt.plain:
-            return (*_plain(path, ranges), tuple(baked), ())
-        options = BuildOptions(shapes=ranges, targets=(attempt.target,) if attempt.target else ())
+            return (*_plain(path, ranges), (), ())
+        options = BuildOptions(shapes=ranges, bake=baked, targets=(attempt.target,) if attempt.target else ())
         try:
             build(path, path.with_suffix(".plan"), options)
         except ConvertError as error:
@@ -79,14 +78,6 @@ def parameters(model: ModelProto) -> list[str]:
             declared = formal[min(index, len(formal) - 1)]
             uses.setdefault(name, set()).add(declared.name in PARAMETERS)
     return [i.name for i in model.graph.input if uses.get(i.name) == {True}]
-
-
-def _bake(model: ModelProto, values: Mapping[str, Any]) -> None:
-    """Make constants of the inputs of these names."""
-    kept = [i for i in model.graph.input if i.name not in values]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), name) for name, a in values.items())
 
 
 def _is_open(info: onnx.ValueInfoProto) -> bool:
@@ -130,6 +121,7 @@ def _checks(case: Case, path: Path, options: BuildOptions, attempt: Attempt) -> 
 def _lowered_outputs(path: Path, options: BuildOptions, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Of the model that the parser is given, in onnxruntime, or in the reference evaluator where that has no kernel."""
     model = onnx_model.load(path)
+    bake.bake(model, options.bake)
     fixed = shapes.profile(model, options.shapes).fixed
     lowered = lower(model, path.parent, backend.supports(backend.select()), fixed).model
     given = {i.name: feeds[i.name] for i in lowered.graph.input}
