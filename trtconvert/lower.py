@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trtconvert import branches, contrib, registry, standard
+from trtconvert import branches, contrib, parameters, registry, standard
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
@@ -65,6 +65,8 @@ def lower(
     for (op, how), count in written.items():
         ways = {standard.BY_ONNX: "the function that ONNX defines for it", standard.BY_HAND: "ops that TensorRT has"}
         notes.append(f"{op} x{count} written as {ways[how]}")
+    branches.fold(copy, folder, known)  # Ifs of functions that ONNX defines
+    parameters.make_constant(copy, folder, known)
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from onnx import FunctionProto, ModelProto, NodeProto
 
-from trtconvert import functions
+from trtconvert import functions, standard_ops, standard_pooling, standard_scatter
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.branches import Values
 from trtconvert.calls import Calls
 from trtconvert.graph import GraphView
-from trtconvert.standard_ops import WRITERS, Standard
+from trtconvert.standard_writer import Standard
 
+WRITERS = standard_ops.WRITERS | standard_pooling.WRITERS | standard_scatter.WRITERS
 BY_HAND, BY_ONNX = "by hand", "by ONNX"
 
 
@@ -37,7 +38,8 @@ def standardize(
         calls = Calls()
         values: Values = {}
         views = onnx_graph.views(model, folder, shapes)
-        for graph, view in zip(onnx_model.all_graphs(model.graph), views, strict=True):
+        graphs = list(onnx_model.all_graphs(model.graph))  # a node that becomes a call loses its subgraphs
+        for graph, view in zip(graphs, views, strict=True):
             for node in graph.node:
                 if _may_go(node, model, supports):
                     how, body = _body(node, view, values, supports)

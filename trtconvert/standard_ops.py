@@ -7,59 +7,15 @@ what TensorRT lacks was seen with TensorRT-RTX 1.7.1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import FunctionProto, NodeProto
+from onnx import TensorProto
 
-from trtconvert import branches, functions
+from trtconvert import branches
 from trtconvert.contrib_ops import normalize
-from trtconvert.graph import GraphView
-from trtconvert.writer import Outputs, Writer
-
-Written: TypeAlias = "Outputs | FunctionProto | None"
-
-
-class Standard(Writer):
-    """Writes nodes for one standard node; knows what is known of its inputs."""
-
-    def __init__(self, node: NodeProto, view: GraphView, values: branches.Values, native: bool) -> None:
-        super().__init__(node, view.opset, lambda name: (view.info(name).dtype, view.rank(name)))
-        self.view, self.values, self.native = view, values, native
-
-    def value(self, x: str) -> NDArray[Any] | None:
-        """The input's value, if it is known before the engine is built."""
-        return branches.value(self.view, self.names[x], self.values) if x else None
-
-    def number_of(self, x: str, default: Any = None) -> Any:
-        """The input's only element, if it is known; default if there is no such input."""
-        found = self.value(x) if x else np.asarray(default)
-        return found.item() if found is not None and found.size == 1 else None
-
-    def sizes(self, x: str) -> list[int | None] | None:
-        """The input's dimensions, None for those that are not known; None if not even their number is."""
-        shape = self.view.info(self.names[x]).shape
-        return None if shape is None else [d if isinstance(d, int) else None for d in shape]
-
-    def function(self) -> FunctionProto | None:
-        """The op as ONNX defines it by others."""
-        return functions.body(self.node, self.opset, self.view)
-
-    def ints(self, *values: int) -> str:
-        """A constant vector."""
-        return self.tensor(values, np.int64)
-
-    def like(self, value: Any, x: str) -> str:
-        """A constant tensor of an input's dtype."""
-        array = np.asarray(value, np.float64)
-        return self.CastLike(self.tensor(array, np.float32), x) if not self.dtype(x) else self._cast(array, x)
-
-    def _cast(self, array: NDArray[Any], x: str) -> str:
-        from trtconvert.model import numpy_dtype
-
-        return self.tensor(array, numpy_dtype(self.dtype(x)))
-
+from trtconvert.standard_writer import Standard, Written
+from trtconvert.writer import Outputs
 
 # --- normalisations and attention ------------------------------------------------------------------------------------
 
@@ -141,28 +97,38 @@ def _dft(op: Standard, x: str, length: str = "", axis: str = "") -> Written:
     """A product with the matrix of the transform: real and imaginary part of each angle."""
     rank, sizes = op.rank(x), op.sizes(x)
     at = op.number_of(axis, -2) if op.opset >= 20 else op.attributes.get("axis", 1)
-    n = op.number_of(length, sizes[at] if sizes and at is not None else None)
-    if rank is None or sizes is None or at is None or n is None or sizes[at] is None or sizes[-1] not in (1, 2):
+    if rank is None or sizes is None or at is None or (given := sizes[at]) is None or sizes[-1] not in (1, 2):
         raise op.refuse("needs a constant axis and known lengths", "bake its inputs with --bake, fix its dimensions")
-    inverse, onesided = op.attributes.get("inverse", 0), op.attributes.get("onesided", 0)
-    if inverse and onesided:
-        raise op.refuse("is inverse and one-sided, which older opsets do not define", "export it two-sided")
-    used = min(sizes[at] or 0, n)
-    matrix = _dft_matrix(used, sizes[-1] or 1, n, n // 2 + 1 if onesided else n, bool(inverse))
+    inverse, onesided = bool(op.attributes.get("inverse", 0)), bool(op.attributes.get("onesided", 0))
+    n = op.number_of(length, 2 * (given - 1) if inverse and onesided else given)
+    if n is None:
+        raise op.refuse("needs a constant length", "bake its inputs with --bake")
+    used = min(given, n // 2 + 1 if inverse and onesided else n)
+    matrix = _real_dft_matrix(used, n) if inverse and onesided else _dft_matrix(used, n, onesided, inverse)
+    matrix = matrix[:, : sizes[-1]]  # [used, parts, kept, parts of the result]
     to_end = [*(a for a in range(rank - 1) if a != at % rank), at % rank, rank - 1]
-    if used < (sizes[at] or 0):
+    if used < given:
         x = op.Slice(x, op.ints(0), op.ints(used), op.ints(at))
     flat = op.Reshape(op.Transpose(x, perm=to_end), op.ints(*[0] * (rank - 2), -1))
-    y = op.Reshape(op.MatMul(flat, op.like(matrix, "x0")), op.ints(*[0] * (rank - 2), matrix.shape[1] // 2, 2))
+    flat = op.MatMul(flat, op.like(matrix.reshape(used * matrix.shape[1], -1), "x0"))
+    y = op.Reshape(flat, op.ints(*[0] * (rank - 2), *matrix.shape[2:]))
     return (op.Transpose(y, perm=[int(a) for a in np.argsort(to_end)]),)
 
 
-def _dft_matrix(used: int, parts: int, n: int, kept: int, inverse: bool) -> NDArray[np.float64]:
-    """[used * parts, kept * 2]: from samples (real, or real and imaginary) to angles."""
+def _dft_matrix(used: int, n: int, onesided: bool, inverse: bool) -> NDArray[np.float64]:
+    """[used, 2, n or n // 2 + 1, 2]: from samples, real and imaginary, to angles."""
+    kept = n // 2 + 1 if onesided else n
     angle = 2 * np.pi / n * np.outer(np.arange(used), np.arange(kept)) * (1 if inverse else -1)
     cos, sin = np.cos(angle), np.sin(angle)
-    rows = np.stack([np.stack([cos, sin], -1), np.stack([-sin, cos], -1)][:parts], 1)  # [used, parts, kept, 2]
-    return rows.reshape(used * parts, kept * 2) / (n if inverse else 1)
+    return np.stack([np.stack([cos, sin], -1), np.stack([-sin, cos], -1)], 1) / (n if inverse else 1)
+
+
+def _real_dft_matrix(used: int, n: int) -> NDArray[np.float64]:
+    """[used, 2, n, 1]: from the angles up to half the circle back to real samples; the others are their conjugates."""
+    k = np.arange(used)
+    twice = np.where((k == 0) | (2 * k == n), 1, 2)[:, None]
+    angle = 2 * np.pi / n * np.outer(k, np.arange(n))
+    return np.stack([np.cos(angle) * twice, -np.sin(angle) * twice], 1)[..., None] / n
 
 
 # --- elementwise -----------------------------------------------------------------------------------------------------
@@ -190,12 +156,18 @@ def _matmul(op: Standard, a: str, b: str) -> Written:
     return (op.Squeeze(y, op.ints(-2)) if op.opset >= 13 else op.Squeeze(y, axes=[-2]),)
 
 
-def _reduce_bool(op: Standard, x: str, axes: str = "") -> Written:
-    """ReduceMax and ReduceMin of bool: as integers."""
-    if op.dtype(x) != "bool":
-        return None
-    inputs = [op.Cast(x, to=6), *filter(None, [axes])]
-    return (op.Cast(op.node_of(op.node.op_type, *inputs, **op.attributes), to=9),)
+def _reduce_max(op: Standard, x: str, axes: str = "") -> Written:
+    return _any(op, x, axes) if op.dtype(x) == "bool" else None
+
+
+def _reduce_min(op: Standard, x: str, axes: str = "") -> Written:
+    return (op.Not(*_any(op, op.Not(x), axes)),) if op.dtype(x) == "bool" else None
+
+
+def _any(op: Standard, x: str, axes: str) -> Outputs:
+    """Whether one of the bools is true: there are some when they are counted."""
+    count = op.ReduceSum(op.Cast(x, to=TensorProto.INT32), *filter(None, [axes]), **op.attributes)
+    return (op.Greater(count, op.tensor(0, np.int32)),)
 
 
 def _dropout(op: Standard, x: str, ratio: str = "", training: str = "") -> Written:
@@ -208,16 +180,22 @@ def _dropout(op: Standard, x: str, ratio: str = "", training: str = "") -> Writt
     return op.Identity(x), op.Expand(op.tensor(True, bool), op.Shape(x))
 
 
+def _range(op: Standard, start: str, *_: str) -> Written:
+    """Of 16 bits: a constant, if it is one."""
+    if op.dtype(start) in ("float32", "int32", "int64"):
+        return None
+    known = branches.value(op.view, op.node.output[0], op.values)
+    return None if known is None else (op.tensor(known, known.dtype),)
+
+
 # --- picking and placing ---------------------------------------------------------------------------------------------
 
 
 def _compress(op: Standard, x: str, condition: str) -> Written:
     """A Gather of the positions at which the condition holds."""
     known = op.value(condition)
-    if known is not None:
-        at = op.tensor(np.flatnonzero(known), np.int64)
-    else:
-        at = op.Reshape(op.NonZero(condition), op.ints(-1))
+    found = op.NonZero(condition) if known is None else op.tensor(np.flatnonzero(known), np.int64)
+    at = op.Reshape(found, op.ints(-1))
     axis = op.attributes.get("axis")
     return (op.Gather(op.Reshape(x, op.ints(-1)), at) if axis is None else op.Gather(x, at, axis=axis),)
 
@@ -262,6 +240,7 @@ WRITERS: dict[str, Callable[..., Written]] = {
     "MatMul": _matmul,
     "Mod": _mod,
     "OptionalHasElement": _has_element,
-    "ReduceMax": _reduce_bool,
-    "ReduceMin": _reduce_bool,
+    "Range": _range,
+    "ReduceMax": _reduce_max,
+    "ReduceMin": _reduce_min,
 }
