@@ -14,7 +14,7 @@ from typing import Any
 from onnx import ModelProto
 
 import trtconvert
-from trtconvert import bake, gpu, launch, manifest, registry, shapes
+from trtconvert import bake, gpu, launch, manifest, registry, shapes, sizes
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
 from trtconvert.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
@@ -68,7 +68,7 @@ def build(
     onnx_model.check(proto, source)
     digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
     baked = bake.bake(proto, options.bake)
-    profile = shapes.profile(proto, options.shapes)
+    profile = shapes.profile(proto, options.shapes, lambda: sizes.propose(proto, source.parent, options.shapes))
     wanted = policy(options.fuse, options.patterns)
     maker = Maker(backend, options, source, targets)
     chosen = _choose(proto, wanted, maker, profile, progress)

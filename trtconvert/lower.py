@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trtconvert import branches, contrib, parameters, registry, standard
+from trtconvert import branches, contract, contrib, parameters, registry, standard
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
 from trtconvert.errors import ConvertError
+from trtconvert.faults import Fault, refusal
 from trtconvert.functions import inline_local
 from trtconvert.op import Op
 from trtconvert.quantization import dequantize_biases
@@ -35,6 +36,7 @@ class Lowered:
     model: ModelProto
     plugin_nodes: list[PluginNode]
     notes: list[str]
+    faults: list[Fault] = field(default_factory=list)
 
 
 def lower(
@@ -42,6 +44,7 @@ def lower(
     folder: Path,
     supports: Callable[[str], bool],
     shapes: Mapping[str, Sequence[int | None]] | None = None,
+    lenient: bool = False,
 ) -> Lowered:
     """Prepare a copy for parsing: bodies that fuse wrote go, where the op has a creator (older parsers would take them
     instead of the plugin), other local functions are inlined (a function named like a standard op would be taken for
@@ -51,42 +54,84 @@ def lower(
 
     folder: of external data. supports: whether TensorRT takes a standard op without a plugin. shapes: known dimensions
     of inputs that the model leaves open. Raises ConvertError that lists every node which neither ONNX, nor a function,
-    nor a registered op defines, or that says why one of onnxruntime's ops cannot be written as standard ones.
+    nor a registered op defines, or that says why one of onnxruntime's ops cannot be written as standard ones; if lenient,
+    they are the result's faults instead.
     """
     copy = onnx_model.copy(model)
+    _name_functions(copy)
+    faults: list[Fault] = []
     kept = [f for f in copy.functions if not (is_ours(f.domain) and registry.find(f.name))]
     del copy.functions[:]
     copy.functions.extend(kept)
     known = shapes or onnx_graph.NOTHING
-    copy, notes = _standard(inline_local(copy), folder)
+    onnx_graph.clear_unknown_dims(copy)
+    copy, notes = _standard(inline_local(copy), folder, faults if lenient else None)
     folds = branches.fold(copy, folder, known)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
-    copy, written = standard.standardize(copy, folder, lambda op: supports(op) or registry.find(op) is not None, known)
-    for (op, how), count in written.items():
-        ways = {standard.BY_ONNX: "the function that ONNX defines for it", standard.BY_HAND: "ops that TensorRT has"}
-        notes.append(f"{op} x{count} written as {ways[how]}")
-    branches.fold(copy, folder, known)  # Ifs of functions that ONNX defines
-    parameters.make_constant(copy, folder, known)
+    taken = {op.name for op in registry.ops()}
+    copy, written = standard.standardize(copy, folder, lambda op: supports(op) or op in taken, known, faults)
+    notes += [f"{op} x{count} written as {how}" for (op, how), count in written.items()]
+    branches.fold(copy, folder, known)  # Ifs in functions that ONNX defines
+    if folded := parameters.settle(copy, folder, known):
+        notes.append(
+            f"{len(folded)} nodes computed before the build: {', '.join(folded[:5])}{', ...' if folded[5:] else ''}"
+        )
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))
     _name(nodes)
+    contract.shield(copy)
     custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]
     unknown = [node for node in custom if registry.find(node.op_type) is None]
-    if unknown:
-        raise _unknown(unknown)
+    faults += [_unknown(node) for node in unknown if not any(f.node == node.name for f in faults)]
+    if faults and not lenient:
+        raise refusal("trtconvert", faults)
     lacking = [n for n in nodes if n.domain in onnx_model.STANDARD_DOMAINS and not supports(n.op_type)]
     served = [node for node in lacking if registry.find(node.op_type) is not None]
-    return Lowered(copy, [_plugin(node) for node in (*custom, *served)], notes)
+    plugins = [node for node in (*custom, *served) if registry.find(node.op_type) is not None]
+    return Lowered(copy, list(_plugins(plugins, faults if lenient else None)), notes, faults)
 
 
-def _standard(model: ModelProto, folder: Path) -> tuple[ModelProto, list[str]]:
+def _plugins(nodes: Iterable[NodeProto], faults: list[Fault] | None) -> Iterator[PluginNode]:
+    for node in nodes:
+        try:
+            yield _plugin(node)
+        except ConvertError as error:
+            if faults is None:
+                raise
+            faults.append(Fault(node.name, node.op_type, error.what, error.fix or ""))
+
+
+def _standard(model: ModelProto, folder: Path, faults: list[Fault] | None) -> tuple[ModelProto, list[str]]:
+    """onnxruntime's ops as standard ones. With a list of faults, those that cannot be written go there, and none is."""
     onnx_model.adopt_ort_ops(model)
     if not any(contrib.is_contrib(node) for node in onnx_model.all_nodes(model)):
         return model, []
     views = onnx_graph.views(model, folder)
+    if faults is not None:
+        for graph, view in zip(onnx_model.all_graphs(model.graph), views, strict=True):
+            for node in graph.node:
+                known = registry.find(node.op_type) is not None or not contrib.is_contrib(node)
+                if not known and (why := contrib.refusal(node, view)):
+                    faults.append(Fault(node.name, f"{node.domain}::{node.op_type}", why, "", view.path + node.name))
+        if faults:
+            return model, []
     model, written = contrib.standardize(model, views, keep=lambda op_type: registry.find(op_type) is not None)
     return model, [f"{op} x{count} (onnxruntime's) written as standard ONNX" for op, count in written.items()]
+
+
+def name_nodes(model: ModelProto) -> None:
+    """Give every node a name of its own, in place; those of a function begin with the function's."""
+    _name(onnx_model.all_nodes(model))
+    _name_functions(model)
+
+
+def _name_functions(model: ModelProto) -> None:
+    for function in model.functions:
+        inner = [node for graph in onnx_model.function_graphs(function) for node in graph]
+        for node in inner:
+            node.name = f"{function.name}/{node.name or node.op_type}"
+        _name(inner)
 
 
 def _name(nodes: Iterable[NodeProto]) -> None:
@@ -143,23 +188,16 @@ def _plugin(node: NodeProto) -> PluginNode:
     return PluginNode(node.name, op)
 
 
-def _unknown(nodes: list[NodeProto]) -> ConvertError:
+def _unknown(node: NodeProto) -> Fault:
     known = [op.name for op in registry.ops()]
-    kinds: dict[str, list[str]] = {}
-    for node in nodes:
-        kinds.setdefault(f"{node.domain}::{node.op_type}", []).append(node.name)
-    parts = [
-        f"{kind} ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})"
-        for kind, names in kinds.items()
-    ]
-    near = sorted({n for node in nodes for n in difflib.get_close_matches(node.op_type, known, 1)})
-    standard = [n.op_type for n in nodes if onnx.defs.has(n.op_type)]
-    hint = f"nearest registered op: {', '.join(near)}; " if near else ""
-    if any(n.domain.startswith(onnx_model.ORT_DOMAIN) for n in nodes):
+    hint = "".join(f"nearest registered op: {name}; " for name in difflib.get_close_matches(node.op_type, known, 1))
+    if node.domain.startswith(onnx_model.ORT_DOMAIN):
         hint += "onnxruntime's optimizer wrote them: give the model from before, or optimized at level BASIC; "
-    if standard:
-        hint += f"{', '.join(sorted(set(standard)))} is also a standard ONNX op: use domain '' if that is meant; "
-    return ConvertError(
-        f"no plugin and no function body for custom op{'s' if len(kinds) > 1 else ''} {', '.join(parts)}",
-        fix=f"{hint}give a plugin with --plugin FILE.py (see README, 'Add an op'); registered: {', '.join(known)}",
+    if onnx.defs.has(node.op_type):
+        hint += f"{node.op_type} is also a standard ONNX op: use domain '' if that is meant; "
+    return Fault(
+        node.name,
+        f"{node.domain}::{node.op_type}",
+        "no plugin and no function body for this custom op",
+        f"{hint}give a plugin with --plugin FILE.py (see README, 'Add an op'); registered: {', '.join(known)}",
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from onnx import ModelProto
 
@@ -47,6 +48,10 @@ def parse(texts: Sequence[str]) -> dict[str, Range]:
     return ranges
 
 
+Propose: TypeAlias = Callable[[], Mapping[str, Range]]
+"""Shapes that a message may propose, of all dynamic inputs; none where nothing is known to work."""
+
+
 @dataclass(frozen=True)
 class Profile:
     """Ranges of all dynamic inputs, and notices about those that were assumed."""
@@ -63,7 +68,7 @@ class Profile:
         }
 
 
-def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
+def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = lambda: {}) -> Profile:
     """The optimization profile for the model's dynamic inputs.
 
     A dynamic leading dimension that nothing is said about gets 1, 1, 16; ConvertError for any other, for unknown
@@ -99,7 +104,7 @@ def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
         elif any(not isinstance(d, int) for d in shape):
             missing[name] = shape
     if missing:
-        raise _missing(missing)
+        raise _missing(missing, propose())
     _check_names(inputs, ranges)
     return Profile(ranges, tuple(notices))
 
@@ -153,9 +158,14 @@ def _check_names(inputs: Mapping[str, tuple[int | str | None, ...] | None], rang
                 )
 
 
-def _missing(missing: Mapping[str, tuple[int | str | None, ...]]) -> ConvertError:
+def _missing(missing: Mapping[str, tuple[int | str | None, ...]], proposed: Mapping[str, Range]) -> ConvertError:
     named = [f"{name} {show(shape)}" for name, shape in missing.items()]
-    flags = []
+    flags = [f"--shape {name}={shape}" for name, shape in proposed.items()]
+    if flags:
+        return ConvertError(
+            f"dynamic dimensions without a range: {'; '.join(named)}",
+            fix=f"add, with your own sizes (min,opt,max); onnxruntime runs the model at these: {' '.join(flags)}",
+        )
     for name, shape in missing.items():
         examples = ((1, 64), (1, 256), (16, 1024))
         parts = [

@@ -13,24 +13,27 @@ from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.branches import Values
 from trtconvert.calls import Calls
+from trtconvert.errors import ConvertError
+from trtconvert.faults import Fault
 from trtconvert.graph import GraphView
 from trtconvert.standard_writer import Standard
 
 WRITERS = standard_ops.WRITERS | standard_pooling.WRITERS | standard_scatter.WRITERS
-BY_HAND, BY_ONNX = "by hand", "by ONNX"
+BY_HAND, BY_ONNX = "ops that TensorRT has", "the function that ONNX defines for it"
 
 
 def standardize(
     model: ModelProto,
     folder: Path,
     supports: Callable[[str], bool],
-    shapes: onnx_graph.Known = onnx_graph.NOTHING,
+    shapes: onnx_graph.Known,
+    faults: list[Fault],
 ) -> tuple[ModelProto, Counter[tuple[str, str]]]:
     """A model without the nodes that TensorRT would refuse, where others can stand for them; and how many there were of
-    each op, written by hand or by ONNX. Those that nothing can stand for stay. `model` itself is changed.
+    each op, and how it was written. Those that nothing can stand for stay. `model` itself is changed.
 
     supports: whether TensorRT, or a registered op, takes a standard op. shapes: known dimensions of inputs that the model
-    leaves open. ConvertError for a form of an op that cannot be had.
+    leaves open. faults: gets those that could be written if more were known.
     """
     written: Counter[tuple[str, str]] = Counter()
     first = True
@@ -42,7 +45,7 @@ def standardize(
         for graph, view in zip(graphs, views, strict=True):
             for node in graph.node:
                 if _may_go(node, model, supports):
-                    how, body = _body(node, view, values, supports)
+                    how, body = _tried(node, view, values, supports, faults)
                     if body is not None:
                         if first:  # not what bodies hold
                             written[node.op_type, how] += 1
@@ -59,6 +62,20 @@ def _may_go(node: NodeProto, model: ModelProto, supports: Callable[[str], bool])
     if node.op_type in WRITERS:
         return True
     return not supports(node.op_type) and functions.has_body(node.op_type, onnx_model.opset(model))
+
+
+def _tried(
+    node: NodeProto, view: GraphView, values: Values, supports: Callable[[str], bool], faults: list[Fault]
+) -> tuple[str, FunctionProto | None]:
+    try:
+        return _body(node, view, values, supports)
+    except ConvertError as error:
+        name = node.name or next(filter(None, node.output), "")
+        reason = error.what.removeprefix(f"{node.op_type} ")
+        fault = Fault(name, node.op_type, f"it {reason}", error.fix or "", view.path + name)
+        if fault not in faults:
+            faults.append(fault)
+        return BY_HAND, None
 
 
 def _body(

@@ -53,29 +53,6 @@ def _attention(
     return op.function()
 
 
-def _batch_norm(op: Standard, x: str, scale: str, b: str, mean: str, var: str) -> Written:
-    """In training mode: normalised by the batch's own mean and variance, and the running ones moved towards these."""
-    rank = op.rank(x)
-    if not op.attributes.get("training_mode") or rank is None:
-        return None
-    axes = [0, *range(2, rank)]
-    shape = op.ints(1, -1, *[1] * (rank - 2))
-    wide = op.wide(x)
-    center = op.mean(wide, axes)
-    d = op.Sub(wide, center)
-    spread = op.mean(op.Mul(d, d), axes)
-    epsilon = op.tensor(op.attributes.get("epsilon", 1e-5), np.float32)
-    y = op.Div(d, op.Sqrt(op.Add(spread, epsilon)))
-    y = op.Add(op.Mul(y, op.Reshape(op.wide(scale), shape)), op.Reshape(op.wide(b), shape))
-    momentum = op.attributes.get("momentum", 0.9)
-    kept, new = (op.tensor(m, np.float32) for m in (momentum, 1 - momentum))
-    running = (
-        op.narrow(op.Add(op.Mul(op.wide(old), kept), op.Mul(op.Reshape(batch, op.ints(-1)), new)), old)
-        for old, batch in ((mean, center), (var, spread))
-    )
-    return (op.narrow(y, x), *running)
-
-
 # --- sums, products, transforms along an axis ------------------------------------------------------------------------
 
 
@@ -172,11 +149,8 @@ def _any(op: Standard, x: str, axes: str) -> Outputs:
 
 def _dropout(op: Standard, x: str, ratio: str = "", training: str = "") -> Written:
     """In training it draws random numbers, unless it drops nothing."""
-    trains = op.number_of(training, False)
-    if trains is False or trains == 0:
+    if not op.number_of(training, False) or op.number_of(ratio, 0.5) != 0:
         return None
-    if op.number_of(ratio, 0.5) != 0:
-        raise op.refuse("in training mode draws random numbers, which an engine does not", "export for inference")
     return op.Identity(x), op.Expand(op.tensor(True, bool), op.Shape(x))
 
 
@@ -229,7 +203,6 @@ def _has_element(op: Standard, x: str = "") -> Written:
 
 WRITERS: dict[str, Callable[..., Written]] = {
     "Attention": _attention,
-    "BatchNormalization": _batch_norm,
     "Celu": _celu,
     "Col2Im": _col2im,
     "Compress": _compress,
