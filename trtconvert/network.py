@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from trtconvert import adapter, conditions, contract, gpu, importable, shapes, squeezes
+from trtconvert import (
+    adapter,
+    conditions,
+    contract,
+    gpu,
+    importable,
+    optimization_profile,
+    shape_values,
+    shapes,
+    squeezes,
+)
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, logger, supports
 from trtconvert.diagnosis import explain, parser_faults, plain
@@ -19,6 +29,7 @@ from trtconvert.files import write_file
 from trtconvert.lower import Lowered, PluginNode, lower
 from trtconvert.manifest import IO
 from trtconvert.notices import notices
+from trtconvert.shapes import Range
 
 if TYPE_CHECKING:
     from trtconvert.backend import types
@@ -31,17 +42,19 @@ _STATIC = shapes.Profile({})
 class BuildOptions:
     """What `trtconvert build` can be told.
 
-    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. bake: input
-    name to the constant that it becomes, see bake.bake. targets: "sm_86", ..., or "all", or "current"; none given means the
-    GPU here if there is one, else all. workspace: bytes. refit, strip_weights, version_compatible, hardware_compatible and
-    timing_cache are TensorRT's builder options of those names; one that the backend lacks is refused.
+    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. values: the same
+    for the values of shape tensors. bake: input name to the constant that it becomes, see bake.bake. targets: "sm_86", ...,
+    or "all", or "current"; none given means the GPU here if there is one, else all. workspace: bytes. refit, strip_weights,
+    version_compatible, hardware_compatible and timing_cache are TensorRT's builder options of those names; one that the
+    backend lacks is refused.
     """
 
     patterns: tuple[str, ...] = ()
     fuse: str = "auto"
     plugins: tuple[Path, ...] = ()
-    shapes: Mapping[str, shapes.Range] = field(default_factory=dict)
+    shapes: Mapping[str, Range] = field(default_factory=dict)
     bake: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Range] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     backend: str = "auto"
     opt_level: int | None = None
@@ -56,12 +69,17 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Made:
-    """A model as an engine: how it was lowered, the network's inputs and outputs, the plan."""
+    """A model as an engine: how it was lowered, the network's inputs and outputs, the plan, and notes on the profile.
+
+    unfit: "min" or "max" where TensorRT found sizes that do not go together, and what it said of them.
+    """
 
     lowered: Lowered
     inputs: list[IO]
     outputs: list[IO]
     plan: bytes
+    notes: list[str]
+    unfit: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -77,11 +95,13 @@ class Maker:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, lenient=True)
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
+        shapes.fix(lowered.model, profile)
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)
             lowered.notes.extend(notices(model, self.backend))
-            return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
+            plan = network.build(profile, progress)
+            return Made(lowered, network.inputs, network.outputs, plan, network.notes, network.unfit)
         except ConvertError as error:
             advice = conditions.advice(lowered.model, self.source.parent, profile.ranges)
             if not advice:
@@ -160,7 +180,8 @@ class Network:
         """Every node that the parser refuses, where it can name them, else its first words."""
         told = importable.ask(lowered, source, self.backend) or parser_faults(self.parser, self.backend.title)
         if told:
-            return refusal(self.backend.title, told, self.hint)
+            wanted = shape_values.constants_wanted(lowered.model, [fault.node for fault in told])
+            return refusal(self.backend.title, told, self.hint + shape_values.bake_hint(wanted))
         return ConvertError(f"{self.backend.title} cannot import the model: {plain(self.log.cause())}")
 
     def _other_targets(self) -> str:
@@ -168,15 +189,13 @@ class Network:
             return ""
         return f"; TensorRT-RTX does not list {', '.join(self.targets)}: build for other GPUs with --target all"
 
-    def build(self, ranges: Mapping[str, shapes.Range], progress: Progress | None) -> bytes:
+    def build(self, profile: shapes.Profile, progress: Progress | None) -> bytes:
         """The serialized engine."""
+        shape_tensors = [io for i, io in enumerate(self.inputs) if self.network.get_input(i).is_shape_tensor]
+        self.notes = shape_values.require(shape_tensors, profile.values)
         config = self.builder.create_builder_config()
         cache = _configure(config, self.backend, self.options, self.targets)
-        if ranges:
-            profile = self.builder.create_optimization_profile()
-            for name, given in ranges.items():
-                profile.set_shape(name, *map(self.backend.trt.Dims, (given.min, given.opt, given.max)))
-            config.add_optimization_profile(profile)
+        optimization_profile.add(self.builder, config, self.backend, self.log, profile, self.inputs, shape_tensors)
         if progress is not None:
             self.monitor = _monitor(self.backend, progress)
             config.progress_monitor = self.monitor
@@ -185,13 +204,15 @@ class Network:
             adapter.raise_failure()
             if plan is None:
                 found = explain(self.log.errors, self.log.warnings, self.model)
+                hint = self.hint + shape_values.bake_hint(io.name for io in shape_tensors)
                 raise ConvertError(
                     f"{self.backend.title} could not build the engine: {found.what}",
                     where=found.where or None,
-                    fix=f"{self.hint}{found.fix or 'run again with -v for the whole log of TensorRT'}{self._other_targets()}",
+                    fix=f"{hint}{found.fix or 'run again with -v for the whole log of TensorRT'}{self._other_targets()}",
                 )
         if cache is not None and self.options.timing_cache is not None:
             write_file(self.options.timing_cache, bytes(cache.serialize()))
+        self.unfit = optimization_profile.unfit(self.log.warnings)
         return bytes(plan)
 
 

@@ -34,9 +34,10 @@ def settle(model: ModelProto, folder: Path, shapes: onnx_graph.Known = onnx_grap
     values: Values = {}
     gone: list[str] = []
     views = onnx_graph.views(model, folder, shapes)
-    for graph, view in zip(list(onnx_model.all_graphs(model.graph)), views, strict=True):
+    # From behind, so that what a value is computed from is still as the views know it.
+    for graph, view in reversed(list(zip(list(onnx_model.all_graphs(model.graph)), views, strict=True))):
         orphans: set[str] = set()
-        for node in view.nodes:
+        for node in reversed(view.nodes):
             if node.domain not in onnx_model.STANDARD_DOMAINS:
                 continue
             for index in PARAMETERS.get(node.op_type, ()):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorShapeProto
 
 from trtconvert import graph as onnx_graph
 from trtconvert.errors import ConvertError
@@ -22,6 +22,10 @@ class Range:
     min: tuple[int, ...]
     opt: tuple[int, ...]
     max: tuple[int, ...]
+
+    @property
+    def points(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        return self.min, self.opt, self.max
 
     def __str__(self) -> str:
         shapes = [self.opt] if self.min == self.max else [self.min, self.opt, self.max]
@@ -54,10 +58,11 @@ Propose: TypeAlias = Callable[[], Mapping[str, Range]]
 
 @dataclass(frozen=True)
 class Profile:
-    """Ranges of all dynamic inputs, and notices about those that were assumed."""
+    """Ranges of all dynamic inputs, notices about those that were assumed, and values of shape tensors."""
 
     ranges: dict[str, Range]
     notices: tuple[str, ...] = ()
+    values: Mapping[str, Range] = field(default_factory=dict)
 
     @property
     def fixed(self) -> dict[str, list[int | None]]:
@@ -109,6 +114,20 @@ def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = la
     return Profile(ranges, tuple(notices))
 
 
+def fix(model: ModelProto, profile: Profile) -> None:
+    """Write the dimensions that have one value only into the model's inputs, in place; ranks that only the profile knows too."""
+    for declared in model.graph.input:
+        dims = profile.fixed.get(declared.name)
+        tensor = declared.type.tensor_type
+        if dims is None:
+            continue
+        if not tensor.HasField("shape"):
+            tensor.shape.dim.extend(TensorShapeProto.Dimension() for _ in dims)
+        for dim, size in zip(tensor.shape.dim, dims, strict=True):
+            if size is not None:
+                dim.dim_value = size
+
+
 def _from_metadata(model: ModelProto, carried: str) -> Profile:
     """The profile that the model itself asks for; a fault in it is not one of `--shape`."""
     try:
@@ -135,12 +154,15 @@ def _check(name: str, shape: tuple[int | str | None, ...], given: Range) -> None
                     f"--shape {name}: {label} has {size} on axis {axis}, the model fixes it to {declared}: {show(shape)}",
                     fix="export the model with that axis dynamic, or keep its size",
                 )
+    in_order(f"--shape {name}", given)
+
+
+def in_order(flag: str, given: Range, where: str = "on axis") -> None:
+    """ConvertError unless min <= opt <= max in every element."""
     for (low, a), (high, b) in ((("min", given.min), ("opt", given.opt)), (("opt", given.opt), ("max", given.max))):
-        for axis, (x, y) in enumerate(zip(a, b, strict=True)):
+        for index, (x, y) in enumerate(zip(a, b, strict=True)):
             if x > y:
-                raise ConvertError(
-                    f"--shape {name}: {low} {x} > {high} {y} on axis {axis}", fix="give min <= opt <= max"
-                )
+                raise ConvertError(f"{flag}: {low} {x} > {high} {y} {where} {index}", fix="give min <= opt <= max")
 
 
 def _check_names(inputs: Mapping[str, tuple[int | str | None, ...] | None], ranges: Mapping[str, Range]) -> None:

@@ -97,9 +97,9 @@ def verify(
     result = VerifyResult(notices=notices)
     engine = _engine(path, result)
     feeds = (
-        [(Path(inputs).name, from_file(Path(inputs), described.onnx_inputs))]
+        [(Path(inputs).name, from_file(Path(inputs), described.onnx_inputs, described.values))]
         if inputs is not None
-        else random_feeds(described.onnx_inputs, described.profile, seed)
+        else random_feeds(described.onnx_inputs, described.profile, seed, described.values, described.unfit)
     )
     precision = _precision(original)
     runners: list[tuple[str, Callable[[], Any]]] = [
@@ -209,13 +209,12 @@ def _runner(inputs: Sequence[tuple[str, Any]], run: Callable[[dict[str, Any]], d
 def _run(runners: Sequence[tuple[str, Callable[[], Any]]], feed: dict[str, Any]) -> dict[str, dict[str, NDArray[Any]]]:
     """Each runner's outputs for the same inputs, through Polygraphy's Comparator."""
     from polygraphy.comparator import Comparator
-    from polygraphy.exception import PolygraphyException
     from polygraphy.logger import G_LOGGER
 
     try:
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
             results = Comparator.run([make() for _, make in runners], data_loader=[feed])
-    except (PolygraphyException, RuntimeError, ValueError) as error:
+    except Exception as error:  # onnxruntime's and Polygraphy's have no common base of their own
         raise ConvertError(f"a model failed to run: {str(error).splitlines()[0]}") from error
     return {
         name: {output: np.asarray(value) for output, value in iterations[0].items()}
