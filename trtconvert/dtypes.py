@@ -10,7 +10,7 @@ from trtconvert import model as onnx_model
 from trtconvert.faults import Fault
 from trtconvert.graph import GraphView
 
-# As TensorRT-RTX 1.7.1 takes them. float64 is read as float32, which `narrowed` tells.
+# As TensorRT-RTX 1.7.1 takes them. float64 is read as float32, which notices tell.
 _TAKEN = frozenset(
     (
         TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE,
@@ -109,17 +109,3 @@ def _io(side: str, value: ValueInfoProto, graph: GraphProto) -> Iterator[Fault]:
             f"this {side} is {kind_}, which TensorRT lacks",
             f"make it {_INSTEAD.get(kind_, 'float32')}, and cast outside the engine",
         )
-
-
-def narrowed(model: ModelProto) -> list[str]:
-    """A notice on each input and output that is float64 in the model: the engine has it as float32."""
-    found = [
-        (side, value.name)
-        for side, values in (("input", model.graph.input), ("output", model.graph.output))
-        for value in values
-        if value.type.tensor_type.elem_type == TensorProto.DOUBLE
-    ]
-    return [
-        f"{side} {name!r} is float64 in the model, float32 in the engine: TensorRT has no float64"
-        for side, name in found
-    ]

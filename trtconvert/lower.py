@@ -10,13 +10,13 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trtconvert import branches, contract, contrib, registry
+from trtconvert import branches, contrib, loops, parameters, registry, standard
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
 from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault, refusal
-from trtconvert.functions import expand, inline_local
+from trtconvert.functions import inline_local
 from trtconvert.op import Op
 from trtconvert.quantization import dequantize_biases
 
@@ -63,17 +63,23 @@ def lower(
     kept = [f for f in copy.functions if not (is_ours(f.domain) and registry.find(f.name))]
     del copy.functions[:]
     copy.functions.extend(kept)
+    known = shapes or onnx_graph.NOTHING
     onnx_graph.clear_unknown_dims(copy)
     copy, notes = _standard(inline_local(copy), folder, faults if lenient else None)
-    folds = branches.fold(copy, folder, shapes)
+    folds = branches.fold(copy, folder, known)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
-    copy, expanded = expand(copy, lambda op_type: supports(op_type) or registry.find(op_type) is not None)
-    notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
+    taken = {op.name for op in registry.ops()}
+    copy, written = standard.standardize(copy, folder, lambda op: supports(op) or op in taken, known, faults)
+    notes += [f"{op} x{count} written as {how}" for (op, how), count in written.items()]
+    branches.fold(copy, folder, known)  # Ifs in functions that ONNX defines
+    if folded := parameters.settle(copy, folder, known):
+        shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
+        notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))
     _name(nodes)
-    contract.shield(copy)
+    loops.settle(copy)
     custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]
     unknown = [node for node in custom if registry.find(node.op_type) is None]
     faults += [_unknown(node) for node in unknown if not any(f.node == node.name for f in faults)]
@@ -123,7 +129,8 @@ def _name_functions(model: ModelProto) -> None:
     for function in model.functions:
         inner = [node for graph in onnx_model.function_graphs(function) for node in graph]
         for node in inner:
-            node.name = f"{function.name}/{node.name or node.op_type}"
+            if not node.name.startswith(f"{function.name}/"):
+                node.name = f"{function.name}/{node.name or node.op_type}"
         _name(inner)
 
 

@@ -13,7 +13,6 @@ from trtconvert import (
     adapter,
     conditions,
     contract,
-    dtypes,
     gpu,
     importable,
     optimization_profile,
@@ -29,6 +28,7 @@ from trtconvert.faults import refusal
 from trtconvert.files import write_file
 from trtconvert.lower import Lowered, PluginNode, lower
 from trtconvert.manifest import IO
+from trtconvert.notices import notices
 from trtconvert.shapes import Range
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Maker:
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)
-            lowered.notes.extend(dtypes.narrowed(model))
+            lowered.notes.extend(notices(model, self.backend))
             plan = network.build(profile, progress)
             return Made(lowered, network.inputs, network.outputs, plan, network.notes, network.unfit)
         except ConvertError as error:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx import ModelProto, NodeProto
 
-from trtconvert import branches
+from trtconvert import branches, conditions
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend
 from trtconvert.faults import Fault
@@ -99,7 +99,9 @@ def _axes(node: NodeProto, view: GraphView) -> Verdict:
         return None
     return (
         f"its axes ({node.input[1]}) are known only at run time, TensorRT must know them when it builds",
-        "make the axes an initializer",
+        f"--bake {node.input[1]}=VALUE makes a constant of it"
+        if node.input[1] in {i.name for i in view.graph.input}
+        else "make the axes an initializer",
     )
 
 
@@ -122,8 +124,10 @@ _UINT8 = (
 )
 
 
-def _if_ranks(node: NodeProto, _: GraphView) -> Verdict:
-    """TensorRT wants equal ranks; seen only when it builds."""
+def _if_ranks(node: NodeProto, view: GraphView) -> Verdict:
+    """TensorRT wants equal ranks, unless it can work the condition out; seen only when it builds."""
+    if conditions.known_when_built(view, node):
+        return None
     ranks = []
     for graph in onnx_model.subgraphs(node):
         shapes = [v.type.tensor_type for v in graph.output]

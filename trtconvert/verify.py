@@ -233,7 +233,7 @@ def _precision(model: ModelProto) -> str:
         return "int8"
     infos = onnx_graph.infer(model)
     used = {info.dtype for graph in infos.values() for info in graph.values()}
-    used |= {onnx_model.dtype_name(t.data_type) for t in onnx_model.all_tensors(model.graph)}
+    used |= {onnx_model.dtype_name(t.data_type) for t in onnx_model.all_tensors(model)}
     return next((d for d in ("bfloat16", "float16", "float32", "float64") if d in used), "float32")
 
 
