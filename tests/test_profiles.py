@@ -161,6 +161,26 @@ def test_broadcast_of_one(tmp_path: Path) -> None:
     built(added(tmp_path, ["N", 4], ["M", 4]), "x=2x4,4x4,8x4", "z=2x4,4x4,8x4")
 
 
+def test_flags_of_the_error_work(tmp_path: Path) -> None:
+    """Those that it proposes for min and max together, and those for opt."""
+    path = added(tmp_path, ["N", 4], ["M", 4])
+    for given in (["x=2x4,4x4,8x4", "z=3x4,4x4,9x4"], ["x=1x4,2x4,8x4", "z=1x4,3x4,8x4"]):
+        flags = [word for word in refusal(path, *given).split() if word[:2] in ("x=", "z=")]
+        built(path, *flags)
+        path.with_suffix(".plan").unlink()
+
+
+def test_a_batch_that_nobody_asked_for(tmp_path: Path) -> None:
+    """The model says that its first dimension is dynamic, and takes one row only: it is built for one."""
+    path = save(tmp_path, [N("Reshape", ["x", "s"], ["y"])], {"x": (F, ["N", 4])}, s=np.array([2, 2]))
+    result = built(path)
+    assert result.manifest.engine_inputs[0].shape == [1, 4]
+    (note,) = result.notices
+    assert note.startswith("input 'x' was built for 1x4 alone: 64 elements cannot become [2, 2], which has 4 at node y")
+    path.with_suffix(".plan").unlink()
+    assert "the max sizes" in refusal(path, "x=1x4,1x4,16x4")
+
+
 def test_one_name_two_sizes(tmp_path: Path, run: Run) -> None:
     flags = ("--shape", "x=2x4", "--shape", "z=3x4")
     result = run("build", added(tmp_path, ["N", 4], ["N", 4]), *flags)
@@ -244,7 +264,7 @@ def test_a_branch_that_is_not_taken_need_not_fit(tmp_path: Path) -> None:
     ]
     path = save(tmp_path, nodes, {"x": (F, ["N", 4])}, 1, axis=np.array([0]), axis_1=np.array([1]))
     profile = Profile(parse(["x=1x4,2x4,8x4"]))
-    assert fit.check(onnx_model.load(path), tmp_path, profile) == []
+    assert fit.settle(onnx_model.load(path), tmp_path, profile) == (profile, [])
 
 
 def test_what_onnxruntime_takes_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +277,8 @@ def test_what_onnxruntime_takes_is_not_refused(tmp_path: Path, monkeypatch: pyte
         return 0
 
     monkeypatch.setattr(fit, "_odd", suspect)
-    assert fit.check(onnx_model.load(path), tmp_path, Profile(parse(["x=1x4,2x4,8x4", "z=1x4,2x4,8x4"]))) == []
+    profile = Profile(parse(["x=1x4,2x4,8x4", "z=1x4,2x4,8x4"]))
+    assert fit.settle(onnx_model.load(path), tmp_path, profile) == (profile, [])
     assert len(asked) == 3
 
 
@@ -391,7 +412,7 @@ def test_what_tensorrt_refuses_is_the_cause(
     """Should a profile get past our own checks, TensorRT's first error is told, not the one that there is no profile."""
     monkeypatch.setattr("trtconvert.shapes.in_order", lambda *_: None)
     monkeypatch.setattr(shape_values, "in_order", lambda *_: None)
-    monkeypatch.setattr(fit, "check", lambda *_: [])
+    monkeypatch.setattr(fit, "_misfits", lambda *_: [])
     path = reshape(tmp_path) if values else relu(tmp_path)
     with pytest.raises(ConvertError, match="takes no such profile") as caught:
         build(path, tmp_path / "p.plan", BuildOptions(shapes=shapes, values=values))
