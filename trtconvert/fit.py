@@ -113,7 +113,7 @@ def _fix(model: ModelProto, folder: Path, profile: Profile, points: Sequence[str
         flags = [f"--shape {name}={_opt_at(given, points)}" for name, given in profile.ranges.items()]
         flags += [f"--value {name}={_opt_at(given, points)}" for name, given in profile.values.items()]
         return f"give sizes that fit, such as those of opt: {' '.join(flags)}"
-    proposed = sizes.propose(model, folder, {})
+    proposed = sizes.propose(model, folder, {}, profile.values)
     if proposed:
         flags = [f"--shape {name}={given}" for name, given in proposed.items()]
         return f"give sizes that fit; onnxruntime runs the model at these: {' '.join(flags)}"
