@@ -38,7 +38,8 @@ WORKERS = 2
 # Inputs, by their names in ONNX' schemas, that say how large something is, or along which axis: parameters, not data.
 PARAMETERS = frozenset(
     (
-        "K", "axes", "block_shape", "image_shape", "axis", "depth", "dft_length", "ends", "frame_length", "frame_step", "k", "output_shape", "pads",
+        "K", "axes",
+        "block_shape", "image_shape", "axis", "depth", "dft_length", "ends", "frame_length", "frame_step", "k", "output_shape", "pads",
         "repeats", "roi", "scales", "shape", "size", "sizes", "split", "starts", "steps",
         "start", "limit", "delta", "num_mel_bins", "sample_rate", "lower_edge_hertz", "upper_edge_hertz",
         "max_output_boxes_per_class", "iou_threshold", "score_threshold", "ratio", "training_mode", "M",
