@@ -68,7 +68,7 @@ def build(
     onnx_model.check(proto, source)
     digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
     baked = bake.bake(proto, options.bake)
-    profile = _profile(proto, options, source.parent)
+    profile = _profile(proto, source.parent, options)
     misfits = {misfit.point: str(misfit) for misfit in fit.check(proto, source.parent, profile)}
     wanted = policy(options.fuse, options.patterns)
     maker = Maker(backend, options, source, targets)
@@ -120,7 +120,7 @@ def build(
     )
 
 
-def _profile(proto: ModelProto, options: BuildOptions, folder: Path) -> shapes.Profile:
+def _profile(proto: ModelProto, folder: Path, options: BuildOptions) -> shapes.Profile:
     """Shapes and values of the inputs, checked against the model."""
     given = {**shape_values.implied(proto, options.values), **options.shapes}
     found = shapes.profile(proto, given, lambda: sizes.propose(proto, folder, given))
@@ -129,7 +129,7 @@ def _profile(proto: ModelProto, options: BuildOptions, folder: Path) -> shapes.P
 
 
 def _points(ranges: Mapping[str, shapes.Range]) -> dict[str, dict[str, list[int]]]:
-    return {name: {point: list(sizes) for point, sizes in vars(given).items()} for name, given in ranges.items()}
+    return {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
 
 
 def _choose(

@@ -103,10 +103,12 @@ class _Model:
     def first(self, point: Point, opt: Point) -> tuple[Misfit, bool] | None:
         """The first one at the point, and whether it is sure to be the profile's fault."""
         fixed = self._fixed(point)
-        shapes = _infer(fixed)
-        index, reason = _suspect(fixed, shapes) or (None, "")
-        if index is None:
+        shapes, broken = _infer(fixed)
+        odd = _odd(fixed.graph, shapes)
+        suspects = [*([broken] if broken else []), *([(odd, "")] if odd is not None else [])]
+        if not suspects:
             return None
+        index, reason = min(suspects)
         node = self.model.graph.node[index]
         operands = [name for name in node.input if name]
         known = [shapes[name] for name in operands if name in shapes]
@@ -165,8 +167,8 @@ class _Model:
     def _sure(self, operands: Sequence[str], groups: misfit.Groups, point: Point, opt: Point) -> bool:
         """Whether each group of sizes hangs on a single size of the inputs, so that no other ones could make it fit."""
         free = self._free(point, opt)
-        base = _infer(self._fixed(opt))
-        moved = [_infer(self._fixed(Point(point.name, shapes, opt.values))) for shapes in free]
+        base, _ = _infer(self._fixed(opt))
+        moved = [_infer(self._fixed(Point(point.name, shapes, opt.values)))[0] for shapes in free]
         for group in groups:
             sizes = [_sizes(shapes, operands, group) for shapes in (base, *moved)]
             if None in sizes or sum(found != sizes[0] for found in sizes[1:]) > 1:
@@ -198,7 +200,7 @@ def _without_subgraphs(model: ModelProto) -> ModelProto:
     nodes with subgraphs, since a branch not taken need not fit, and custom ones: their outputs are inputs of unknown shape."""
     bare = onnx_model.skeleton(model)
     functions = {(f.domain, f.name) for f in bare.functions}
-    types = {v.name: v for v in _inferred(bare).value_info}
+    types = {v.name: v for v in _leniently(bare).value_info}
     nodes = []
     for index, node in enumerate(bare.graph.node):
         node.name = f"#{index}#"
@@ -217,44 +219,43 @@ def _without_subgraphs(model: ModelProto) -> ModelProto:
     return bare
 
 
-def _inferred(model: ModelProto) -> GraphProto:
+def _infer(fixed: ModelProto) -> tuple[dict[str, Dims], tuple[int, str] | None]:
+    """Shapes of the tensors whose shape is known entirely; index in the model of the first node that breaks ONNX's rules, and
+    the reason."""
+    broken = None
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-        return model.graph
-
-
-def _infer(fixed: ModelProto) -> dict[str, Dims]:
-    """Shapes of the tensors whose shape is known entirely."""
-    graph = _inferred(fixed)
+        graph = onnx.shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        named = re.search(r"node name: #(\d+)#\)(.*)", str(error))
+        broken = named and (int(named[1]), named[2].split("]")[-1].strip(" :"))
+        graph = _leniently(fixed)
     found: dict[str, Dims] = {t.name: tuple(t.dims) for t in graph.initializer}
     for value in (*graph.value_info, *graph.input, *graph.output):
         shape = onnx_graph.describe(value).shape
         sizes = tuple(d for d in shape or () if isinstance(d, int))
         if shape is not None and len(sizes) == len(shape):
             found[value.name] = sizes
-    return found
+    return found, broken
 
 
-def _suspect(fixed: ModelProto, shapes: Mapping[str, Dims]) -> tuple[int, str] | None:
-    """Index in the model of the first node that seems not to fit, and ONNX's reason: by ONNX's rules, or a kernel larger than
-    what it runs over, or a Reshape to another number of elements, which ONNX's inference lets pass."""
-    suspects = []
+def _leniently(model: ModelProto) -> GraphProto:
     try:
-        onnx.shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        named = re.search(r"node name: #(\d+)#\)(.*)", str(error))
-        if named is not None:
-            suspects.append((int(named[1]), named[2].split("]")[-1].strip(" :")))
-    for node in fixed.graph.node:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return model.graph
+
+
+def _odd(graph: GraphProto, shapes: Mapping[str, Dims]) -> int | None:
+    """Index in the model of the first node that ONNX's inference lets pass although it cannot run: a kernel larger than what it
+    runs over, a Reshape to another number of elements."""
+    for node in graph.node:
         given, made = (shapes.get(names[0]) if names else None for names in (node.input, node.output))
         if given is None or made is None:
             continue
         empty = node.op_type in misfit.WINDOWS and min(made) <= 0 < min(given)
         if empty or (node.op_type == "Reshape" and prod(given) != prod(made)):
-            suspects.append((int(node.name.strip("#")), ""))
-            break
-    return min(suspects, default=None)
+            return int(node.name.strip("#"))
+    return None
 
 
 # --- the part of the model up to a node ----------------------------------------------------------------------------

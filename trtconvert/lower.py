@@ -10,13 +10,13 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trtconvert import branches, contrib, loops, parameters, registry
+from trtconvert import branches, contrib, loops, parameters, registry, standard
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
 from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault, refusal
-from trtconvert.functions import expand, inline_local
+from trtconvert.functions import inline_local
 from trtconvert.op import Op
 from trtconvert.quantization import dequantize_biases
 
@@ -63,15 +63,18 @@ def lower(
     kept = [f for f in copy.functions if not (is_ours(f.domain) and registry.find(f.name))]
     del copy.functions[:]
     copy.functions.extend(kept)
+    known = shapes or onnx_graph.NOTHING
     onnx_graph.clear_unknown_dims(copy)
     copy, notes = _standard(inline_local(copy), folder, faults if lenient else None)
-    folds = branches.fold(copy, folder, shapes)
+    folds = branches.fold(copy, folder, known)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
-    if folded := parameters.settle(copy, folder):
+    taken = {op.name for op in registry.ops()}
+    copy, written = standard.standardize(copy, folder, lambda op: supports(op) or op in taken, known, faults)
+    notes += [f"{op} x{count} written as {how}" for (op, how), count in written.items()]
+    branches.fold(copy, folder, known)  # Ifs in functions that ONNX defines
+    if folded := parameters.settle(copy, folder, known):
         shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
         notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
-    copy, expanded = expand(copy, lambda op_type: supports(op_type) or registry.find(op_type) is not None)
-    notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))

@@ -109,8 +109,8 @@ def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = la
         elif any(not isinstance(d, int) for d in shape):
             missing[name] = shape
     if missing:
-        raise _missing(missing, propose())
-    _check_names(inputs, ranges)
+        raise _missing(missing, inputs, ranges, propose())
+    _check_names(inputs, ranges, given)
     return Profile(ranges, tuple(notices))
 
 
@@ -165,40 +165,71 @@ def in_order(flag: str, given: Range, where: str = "on axis") -> None:
                 raise ConvertError(f"{flag}: {low} {x} > {high} {y} {where} {index}", fix="give min <= opt <= max")
 
 
-def _check_names(inputs: Mapping[str, tuple[int | str | None, ...] | None], ranges: Mapping[str, Range]) -> None:
-    """Dimensions of one name have one size."""
+def _check_names(
+    inputs: Mapping[str, tuple[int | str | None, ...] | None], ranges: Mapping[str, Range], given: Mapping[str, Range]
+) -> None:
+    """Dimensions of one name have one size. The flag in the error is for an input whose range was only assumed."""
     seen: dict[str, tuple[str, tuple[int, int, int]]] = {}
-    for name, given in ranges.items():
+    for name in sorted(ranges, key=lambda name: name not in given):
         for axis, dim in enumerate(inputs[name] or ()):
-            sizes = (given.min[axis], given.opt[axis], given.max[axis])
+            sizes = _sizes(ranges[name], axis)
             if isinstance(dim, str) and seen.setdefault(dim, (name, sizes))[1] != sizes:
                 other, expected = seen[dim]
+                flag = (
+                    f": --shape {name}={_like(inputs[name] or (), _known(inputs, given))}" if name not in given else ""
+                )
                 raise ConvertError(
                     f"inputs {other!r} and {name!r} share the dimension {dim!r}, but get "
-                    f"{'/'.join(map(str, expected))} and {'/'.join(map(str, sizes))} (min/opt/max)",
-                    fix="give both the same sizes with --shape",
+                    f"{'/'.join(map(str, expected))} and {'/'.join(map(str, sizes))} (min/opt/max)"
+                    + (", since nothing was said of the second" if flag else ""),
+                    fix=f"give both the same sizes{flag or ' with --shape'}",
                 )
 
 
-def _missing(missing: Mapping[str, tuple[int | str | None, ...]], proposed: Mapping[str, Range]) -> ConvertError:
+def _sizes(given: Range, axis: int) -> tuple[int, int, int]:
+    return given.min[axis], given.opt[axis], given.max[axis]
+
+
+def _known(
+    inputs: Mapping[str, tuple[int | str | None, ...] | None], ranges: Mapping[str, Range]
+) -> dict[str, tuple[int, int, int]]:
+    """Min, opt and max of the named dimensions of these inputs."""
+    return {
+        dim: _sizes(given, axis)
+        for name, given in ranges.items()
+        for axis, dim in enumerate(inputs[name] or ())
+        if isinstance(dim, str)
+    }
+
+
+def _missing(
+    missing: Mapping[str, tuple[int | str | None, ...]],
+    inputs: Mapping[str, tuple[int | str | None, ...] | None],
+    ranges: Mapping[str, Range],
+    proposed: Mapping[str, Range],
+) -> ConvertError:
     named = [f"{name} {show(shape)}" for name, shape in missing.items()]
-    flags = [f"--shape {name}={shape}" for name, shape in proposed.items()]
-    if flags:
+    if proposed:
+        flags = [f"--shape {name}={shape}" for name, shape in proposed.items()]
         return ConvertError(
             f"dynamic dimensions without a range: {'; '.join(named)}",
             fix=f"add, with your own sizes (min,opt,max); onnxruntime runs the model at these: {' '.join(flags)}",
         )
-    for name, shape in missing.items():
-        examples = ((1, 64), (1, 256), (16, 1024))
-        parts = [
-            "x".join(str(d if isinstance(d, int) else (first if i == 0 else other)) for i, d in enumerate(shape))
-            for first, other in examples
-        ]
-        flags.append(f"--shape {name}={','.join(parts)}")
+    known = _known(inputs, ranges)
+    flags = [f"--shape {name}={_like(shape, known)}" for name, shape in missing.items()]
     return ConvertError(
         f"dynamic dimensions without a range: {'; '.join(named)}",
         fix=f"add, with your own sizes (min,opt,max): {' '.join(flags)}",
     )
+
+
+def _like(shape: Sequence[int | str | None], known: dict[str, tuple[int, int, int]]) -> Range:
+    """An example for --shape. Dimensions of one name get one size, here and in the next call: `known` keeps them."""
+    columns = []
+    for axis, dim in enumerate(shape):
+        example = (dim, dim, dim) if isinstance(dim, int) else ((1, 1, 16) if axis == 0 else (64, 256, 1024))
+        columns.append(known.setdefault(dim, example) if isinstance(dim, str) else example)
+    return Range(*(tuple(column[point] for column in columns) for point in range(3)))
 
 
 def unknown_input(flag: str, name: str, inputs: Iterable[str]) -> ConvertError:
