@@ -72,7 +72,8 @@ def lower(
     copy, written = standard.standardize(copy, folder, lambda op: supports(op) or op in taken, known, faults)
     notes += [f"{op} x{count} written as {how}" for (op, how), count in written.items()]
     branches.fold(copy, folder, known)  # Ifs in functions that ONNX defines
-    if folded := parameters.settle(copy, folder, known):
+    given = {node.name or next(filter(None, node.output), "") for node in onnx_model.all_nodes(model)}
+    if folded := [name for name in parameters.settle(copy, folder, known) if name in given]:
         shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
         notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
     if biases := dequantize_biases(copy, folder):
