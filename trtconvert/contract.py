@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from onnx import ModelProto
 
 from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault
-from trtconvert.manifest import IO, model_io
+from trtconvert.manifest import IO, Manifest, model_io
 
 # What TensorRT reads as another type, exactly or with a notice (notices).
 _READ_AS = {"float64": "float32"}
@@ -61,3 +61,21 @@ def _difference(wanted: IO, made: IO) -> str:
     if len(wanted.shape) != len(made.shape) or any(a != b for a, b in sizes):
         return f"{list(wanted.shape)}, the engine would have {list(made.shape)}"
     return ""
+
+
+def check_loaded(described: Manifest, inputs: Sequence[IO], outputs: Sequence[IO]) -> None:
+    """ConvertError where a loaded engine's tensors are not those that were parsed: names, element types and ranks."""
+    for side, expected, got in (
+        ("input", described.engine_inputs, inputs),
+        ("output", described.engine_outputs, outputs),
+    ):
+        wanted, found = [{t.name: (t.dtype, len(t.shape or ())) for t in side_} for side_ in (expected, got)]
+        if wanted != found:
+            raise ConvertError(
+                f"the engine's {side}s are {_list(found)}; its manifest says {_list(wanted)}",
+                fix="build the plan again",
+            )
+
+
+def _list(tensors: Mapping[str, tuple[str, int]]) -> str:
+    return ", ".join(f"{name} {dtype} of {rank} dimensions" for name, (dtype, rank) in tensors.items()) or "none"
