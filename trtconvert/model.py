@@ -24,7 +24,7 @@ from onnx import (
 )
 from onnx.external_data_helper import ExternalDataInfo
 
-from trtconvert import complaints, structure, text, weights
+from trtconvert import complaints, inference, structure, text, weights
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file, write_files
 
@@ -138,7 +138,8 @@ def check(model: ModelProto, path: Path | None = None) -> None:
                 where=str(path) if path else None,
             )
     try:
-        onnx.checker.check_model(bare, full_check=True)
+        onnx.checker.check_model(bare)
+        inference.infer(bare, strict_mode=True, check_type=True)  # as the checker's full_check
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise complaints.explain(str(error), bare, str(path) if path else None) from error
     except ValueError as error:
