@@ -46,13 +46,14 @@ _FEW = 64  # elements; more are no sizes
 
 def infer(model: ModelProto, **options: Any) -> ModelProto:
     """onnx.shape_inference.infer_shapes. Where a size is negative its Slices have no shape, and with strict_mode InferenceError
-    says where; other errors are ONNX's.
+    says where; other errors are ONNX's. Negative sizes that are declared say nothing, as exporters mean it who write -1.
 
     options: of infer_shapes.
     """
-    found = next(_negative(model), None)
-    if found is not None:
-        return _refused(model, found, options)
+    if next(_negative(model), None) is not None:
+        model = _cleared(model)
+        if (left := next(_negative(model), None)) is not None:
+            return _refused(model, left, options)
     kinds = _Kinds(model)
     unsafe = kinds.slices(kinds.behind(kinds.makes))
     for _ in range(_STAGES):
@@ -68,6 +69,18 @@ def infer(model: ModelProto, **options: Any) -> ModelProto:
             break
         unsafe = rest
     return _without(unsafe, model, options)
+
+
+def _cleared(model: ModelProto) -> ModelProto:
+    """A copy without negative sizes of what is declared."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for graph in graphs(copy.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_value < 0:
+                    dim.Clear()
+    return copy
 
 
 def _refused(model: ModelProto, found: tuple[str, list[int]], options: dict[str, Any]) -> ModelProto:
