@@ -50,6 +50,9 @@ def infer(model: ModelProto, **options: Any) -> ModelProto:
 
     options: of infer_shapes.
     """
+    ops = {node.op_type for node in _all_nodes(model)}.union(*({n.op_type for n in _nodes(f)} for f in model.functions))
+    if "Slice" not in ops:
+        return onnx.shape_inference.infer_shapes(model, **options)
     if next(_negative(model), None) is not None:
         model = _cleared(model)
         if (left := next(_negative(model), None)) is not None:
