@@ -14,6 +14,7 @@ from onnx import ModelProto
 
 from trtconvert import adapter, functions, gpu, manifest, registry
 from trtconvert import model as onnx_model
+from trtconvert.bake import decode
 from trtconvert.bodies import add_bodies
 from trtconvert.build import BuildResult, build
 from trtconvert.engine import Engine, load_engine
@@ -175,7 +176,7 @@ def _twin_of_plan(described: Manifest, plan: Path, folder: Path, notices: list[s
     for file in files:
         registry.load_file(file)
     ranges = {name: Range(*(tuple(p[k]) for k in ("min", "opt", "max"))) for name, p in described.profile.items()}
-    options = BuildOptions(plugins=files, shapes=ranges, backend=described.backend)
+    options = BuildOptions(plugins=files, shapes=ranges, bake=decode(described.baked), backend=described.backend)
     return _twin(proto, source, options, folder, notices)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from onnx import ModelProto
 
 import trtconvert
-from trtconvert import gpu, launch, manifest, registry, shapes
+from trtconvert import bake, gpu, launch, manifest, registry, shapes, sizes
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
 from trtconvert.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
@@ -67,7 +67,8 @@ def build(
     targets = choose_targets(options, backend)
     onnx_model.check(proto, source)
     digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
-    profile = shapes.profile(proto, options.shapes)
+    baked = bake.bake(proto, options.bake)
+    profile = shapes.profile(proto, options.shapes, lambda: sizes.propose(proto, source.parent, options.shapes))
     wanted = policy(options.fuse, options.patterns)
     maker = Maker(backend, options, source, targets)
     chosen = _choose(proto, wanted, maker, profile, progress)
@@ -88,6 +89,7 @@ def build(
         choices=[dataclasses.asdict(c) for c in chosen.choices],
         whole_engine=dataclasses.asdict(chosen.whole) if chosen.whole else {},
         targets=list(targets),
+        baked=bake.encode(baked),
         profiles=[{name: {k: list(v) for k, v in vars(r).items()} for name, r in profile.ranges.items()}],
         onnx_inputs=model_io(proto, "input"),
         onnx_outputs=model_io(proto, "output"),

@@ -10,7 +10,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 from onnx.reference import ReferenceEvaluator
 
 from trtconvert import contrib
@@ -74,8 +84,16 @@ def describe(info: ValueInfoProto) -> TensorInfo:
     kind = info.type.tensor_type
     shape: Shape | None = None
     if kind.HasField("shape"):
-        shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim)
+        shape = tuple(map(_dim, kind.shape.dim))
     return TensorInfo(dtype_name(kind.elem_type) if kind.elem_type else "", shape)
+
+
+def _dim(dim: TensorShapeProto.Dimension) -> int | str | None:
+    """Size or name; None for neither, and for what some exporters write instead: -1, "-1", "?"."""
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    name = dim.dim_param
+    return None if name in ("", "?", "None") or name.lstrip("-").isdigit() else name
 
 
 @dataclass

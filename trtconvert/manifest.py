@@ -73,6 +73,7 @@ class Manifest:
     precision: str
     options: dict[str, Any] = field(default_factory=dict)
     fuse: str = ""  # as --fuse said it
+    baked: dict[str, dict[str, Any]] = field(default_factory=dict)  # inputs made constants, see bake.encode
     choices: list[dict[str, Any]] = field(default_factory=list)  # choose.Choice of each fusion
     whole_engine: dict[str, Any] = field(default_factory=dict)  # choose.Whole, if it was measured
     verifications: list[dict[str, Any]] = field(default_factory=list)

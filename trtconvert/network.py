@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import ModelProto
 
-from trtconvert import adapter, gpu, shapes
+from trtconvert import adapter, conditions, gpu, shapes, squeezes
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger, supports
 from trtconvert.errors import ConvertError
@@ -29,16 +29,17 @@ _STATIC = shapes.Profile({})
 class BuildOptions:
     """What `trtconvert build` can be told.
 
-    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. targets:
-    "sm_86", ..., or "all", or "current"; none given means the GPU here if there is one, else all. workspace: bytes. refit,
-    strip_weights, version_compatible, hardware_compatible and timing_cache are TensorRT's builder options of those names;
-    one that the backend lacks is refused.
+    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. bake: input
+    name to the constant that it becomes, see bake.bake. targets: "sm_86", ..., or "all", or "current"; none given means the
+    GPU here if there is one, else all. workspace: bytes. refit, strip_weights, version_compatible, hardware_compatible and
+    timing_cache are TensorRT's builder options of those names; one that the backend lacks is refused.
     """
 
     patterns: tuple[str, ...] = ()
     fuse: str = "auto"
     plugins: tuple[Path, ...] = ()
     shapes: Mapping[str, shapes.Range] = field(default_factory=dict)
+    bake: Mapping[str, Any] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     backend: str = "auto"
     opt_level: int | None = None
@@ -73,8 +74,17 @@ class Maker:
     def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed)
-        network = Network(self.backend, self.options, lowered.model, self.source, lowered.plugin_nodes, self.targets)
-        return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
+        squeezes.settle(lowered.model, self.source.parent, profile.ranges)
+        try:
+            network = Network(
+                self.backend, self.options, lowered.model, self.source, lowered.plugin_nodes, self.targets
+            )
+            return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
+        except ConvertError as error:
+            advice = conditions.advice(lowered.model, self.source.parent, profile.ranges)
+            if not advice:
+                raise
+            raise ConvertError(error.what, where=error.where, fix=f"{advice}; {error.fix}") from error
 
 
 def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:

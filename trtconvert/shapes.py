@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from onnx import ModelProto
 
@@ -47,6 +48,10 @@ def parse(texts: Sequence[str]) -> dict[str, Range]:
     return ranges
 
 
+Propose: TypeAlias = Callable[[], Mapping[str, Range]]
+"""Shapes that a message may propose, of all dynamic inputs; none where nothing is known to work."""
+
+
 @dataclass(frozen=True)
 class Profile:
     """Ranges of all dynamic inputs, and notices about those that were assumed."""
@@ -63,7 +68,7 @@ class Profile:
         }
 
 
-def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
+def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = lambda: {}) -> Profile:
     """The optimization profile for the model's dynamic inputs.
 
     A dynamic leading dimension that nothing is said about gets 1, 1, 16; ConvertError for any other, for unknown
@@ -77,11 +82,7 @@ def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
         return _from_metadata(model, carried)
     for name in given:
         if name not in inputs:
-            near = difflib.get_close_matches(name, inputs, 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConvertError(
-                f"--shape names {name!r}, which is no input of the model", fix=f"{hint}inputs: {', '.join(inputs)}"
-            )
+            raise unknown_input("--shape", name, inputs)
     ranges: dict[str, Range] = {}
     missing: dict[str, tuple[int | str | None, ...]] = {}
     for name, shape in inputs.items():
@@ -103,7 +104,7 @@ def profile(model: ModelProto, given: Mapping[str, Range]) -> Profile:
         elif any(not isinstance(d, int) for d in shape):
             missing[name] = shape
     if missing:
-        raise _missing(missing)
+        raise _missing(missing, propose())
     _check_names(inputs, ranges)
     return Profile(ranges, tuple(notices))
 
@@ -125,13 +126,13 @@ def _check(name: str, shape: tuple[int | str | None, ...], given: Range) -> None
     for label, sizes in (("min", given.min), ("opt", given.opt), ("max", given.max)):
         if len(sizes) != len(shape):
             raise ConvertError(
-                f"--shape {name}: {label} has {len(sizes)} dimensions, the input has {len(shape)}: {_show(shape)}",
+                f"--shape {name}: {label} has {len(sizes)} dimensions, the input has {len(shape)}: {show(shape)}",
                 fix=f"give {len(shape)} dimensions",
             )
         for axis, (size, declared) in enumerate(zip(sizes, shape, strict=True)):
             if isinstance(declared, int) and size != declared:
                 raise ConvertError(
-                    f"--shape {name}: {label} has {size} on axis {axis}, the model fixes it to {declared}: {_show(shape)}",
+                    f"--shape {name}: {label} has {size} on axis {axis}, the model fixes it to {declared}: {show(shape)}",
                     fix="export the model with that axis dynamic, or keep its size",
                 )
     for (low, a), (high, b) in ((("min", given.min), ("opt", given.opt)), (("opt", given.opt), ("max", given.max))):
@@ -157,9 +158,14 @@ def _check_names(inputs: Mapping[str, tuple[int | str | None, ...] | None], rang
                 )
 
 
-def _missing(missing: Mapping[str, tuple[int | str | None, ...]]) -> ConvertError:
-    named = [f"{name} {_show(shape)}" for name, shape in missing.items()]
-    flags = []
+def _missing(missing: Mapping[str, tuple[int | str | None, ...]], proposed: Mapping[str, Range]) -> ConvertError:
+    named = [f"{name} {show(shape)}" for name, shape in missing.items()]
+    flags = [f"--shape {name}={shape}" for name, shape in proposed.items()]
+    if flags:
+        return ConvertError(
+            f"dynamic dimensions without a range: {'; '.join(named)}",
+            fix=f"add, with your own sizes (min,opt,max); onnxruntime runs the model at these: {' '.join(flags)}",
+        )
     for name, shape in missing.items():
         examples = ((1, 64), (1, 256), (16, 1024))
         parts = [
@@ -173,5 +179,16 @@ def _missing(missing: Mapping[str, tuple[int | str | None, ...]]) -> ConvertErro
     )
 
 
-def _show(shape: tuple[int | str | None, ...]) -> str:
+def unknown_input(flag: str, name: str, inputs: Iterable[str]) -> ConvertError:
+    """The error for a flag that names what is no input: the nearest name, and all of them."""
+    names = list(inputs)
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConvertError(
+        f"{flag} names {name!r}, which is no input of the model", fix=f"{hint}inputs: {', '.join(names)}"
+    )
+
+
+def show(shape: Sequence[int | str | None]) -> str:
+    """A shape in brackets; ? where nothing is known of a dimension."""
     return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"

@@ -21,6 +21,7 @@ from trtconvert import gpu, manifest, reference, registry
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
+from trtconvert.bake import bake, decode
 from trtconvert.bodies import add_bodies
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError, NoUsableGpuError
@@ -121,7 +122,8 @@ def verify(
 
 
 def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, ModelProto, list[str]]:
-    """The source model, and the fused one made from it as the build made it; custom ops of ours get their bodies."""
+    """The source model with its inputs baked, and the fused one made from it as the build made it; custom ops of ours get
+    their bodies."""
     for file in described.plugin_files:
         registry.load_file(plan.parent / file)
     original = onnx_model.load(source)
@@ -129,8 +131,8 @@ def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, 
         raise ConvertError(
             "the source model has changed since the plan was built", where=str(source), fix="build the plan again"
         )
-    fused = ModelProto()
-    fused.CopyFrom(original)
+    bake(original, decode(described.baked))
+    fused = onnx_model.copy(original)
     notices = []
     if described.patterns:
         kept = {(choice["op"], choice["output"]) for choice in described.choices if choice["kept"]}

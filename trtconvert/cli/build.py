@@ -26,6 +26,9 @@ CHOICES_SHOWN = 8
     "--shape", "shapes", multiple=True, metavar="NAME=MIN,OPT,MAX", help="Shapes of a dynamic input. Repeatable."
 )
 @click.option(
+    "--bake", "baked", multiple=True, metavar="NAME=VALUE", help="Make an input a constant: 1,2,3 or x.npy. Repeatable."
+)
+@click.option(
     "--target", default="", metavar="SM", help="sm_86,sm_89 or all or current. Default: the GPU here, else all."
 )
 @click.option(
@@ -56,6 +59,7 @@ def command(
     model: Path,
     output: Path | None,
     shapes: tuple[str, ...],
+    baked: tuple[str, ...],
     target: str,
     workspace: str | None,
     fuse: str,
@@ -68,9 +72,11 @@ def command(
     \b
     trtconvert build model.onnx
     trtconvert build speech.onnx -o speech.plan --shape waveform=1x400,1x16000,8x160000
+    trtconvert build model.onnx --bake target_shape=1,3,64,64
     trtconvert build model.onnx --target sm_86,sm_89
     trtconvert build model.onnx --fuse all
     """
+    from trtconvert import bake
     from trtconvert.build import build  # --help must not load it
     from trtconvert.network import BuildOptions
     from trtconvert.shapes import parse
@@ -79,6 +85,7 @@ def command(
         raise click.UsageError(f"--no-fuse and --fuse {fuse} contradict each other")
     chosen = BuildOptions(
         shapes=parse(shapes),
+        bake=bake.parse(baked),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),
         fuse="none" if no_fuse else fuse,
