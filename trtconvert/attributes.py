@@ -30,7 +30,7 @@ _NUMBERS = {
 }
 _TEXT = {AttributeProto.STRING: "a string", AttributeProto.STRINGS: "strings"}
 # What TensorRT-RTX 1.7.1 hands over as the type that it is; it calls int64, bool and uint8 float16, and halves float64.
-_TENSORS = {
+_TENSORS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.FLOAT16: "float16",
     onnx.TensorProto.BFLOAT16: "bf16",
@@ -56,15 +56,14 @@ def check(node: NodeProto, creator: Creator, left_out: Sequence[str] = ()) -> It
                 where=f"node {node.name}",
                 fix=f"export it as {declared[name].type}, or --set-attr {node.name}.{name}=VALUE",
             )
-    for field in missing:
-        if field.default is not None:
-            node.attribute.append(helper.make_attribute(field.name, field.default))
-        else:
-            yield ConvertError(
-                f"{node.op_type} declares the field {field.name!r} ({field.type}), and the node has no such attribute",
-                where=f"node {node.name}",
-                fix=f"--set-attr {node.name}.{field.name}=VALUE, or {node.name}.{field.name}= to leave it to the plugin",
-            )
+    node.attribute.extend(helper.make_attribute(f.name, f.default) for f in missing if f.default is not None)
+    if lacking := [field for field in missing if field.default is None]:
+        flags = " ".join(f"--set-attr {node.name}.{field.name}=VALUE" for field in lacking)
+        yield ConvertError(
+            f"{node.op_type} declares {', '.join(f'{field.name} ({field.type})' for field in lacking)}, which the node lacks",
+            where=f"node {node.name}",
+            fix=f"{flags}; an empty VALUE leaves it to the plugin",
+        )
 
 
 def _unknown(node: NodeProto, name: str, creator: Creator, missing: list[str]) -> ConvertError:

@@ -42,6 +42,11 @@ class Creator:
     op: type[Op] | None = None
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """Name, version and namespace."""
+        return self.name, self.version, self.namespace
+
+    @property
     def title(self) -> str:
         """How messages name it: the version always, the namespace where there is one."""
         return f"{self.name} version {self.version}" + (f" in namespace {self.namespace}" if self.namespace else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -35,12 +36,12 @@ class PluginNode:
 @dataclass(frozen=True)
 class Custom:
     """What there is for custom nodes. backend: TensorRT's title, for messages. creators: of libraries and TensorRT itself;
-    Python ops are in the registry. empty_inputs: whether a plugin's input may be left out."""
+    Python ops are in the registry. full: not TensorRT-RTX, which takes neither plugins of version 2 nor left-out inputs."""
 
     backend: str = "TensorRT"
     creators: Sequence[Creator] = ()
     wishes: Wishes = field(default_factory=Wishes)
-    empty_inputs: bool = False
+    full: bool = False
 
     def named(self, op_type: str) -> list[Creator]:
         """The creators of that name."""
@@ -117,6 +118,15 @@ class Custom:
         _hide_natives(model, found)
         return found, notes
 
+    def overlooked(self, natives: Sequence[NodeProto]) -> list[str]:
+        """Notes on standard nodes whose op type is also the name of a plugin that somebody gave."""
+        kinds = Counter(node.op_type for node in natives)
+        return [
+            f"{op_type} x{count}: TensorRT's own layer is used, not the plugin of that name; --map {op_type}={op_type} takes it"
+            for op_type, count in kinds.items()
+            if any(creator.library for creator in self.named(op_type))
+        ]
+
     def _inputs(self, node: NodeProto, creator: Creator) -> Iterator[ConvertError]:
         while node.input and not node.input[-1]:
             del node.input[-1]  # the same to ONNX, and nothing that TensorRT could mind
@@ -132,7 +142,13 @@ class Custom:
                 f"{node.op_type} has {len(node.input)} inputs, the op takes {len(names)}: {', '.join(names)}",
                 where=f"node {node.name}",
             )
-        elif "" in node.input and (creator.op is not None or not self.empty_inputs):
+        elif creator.interface != "V3ONE" and not self.full:
+            yield ConvertError(
+                f"{creator.title} has a creator of interface {creator.interface}, and {self.backend} imports V3ONE only",
+                where=f"node {node.name}",
+                fix="port the plugin to IPluginV3 and IPluginCreatorV3One, or use --backend tensorrt",
+            )
+        elif "" in node.input and (creator.op is not None or not self.full):
             who = "a Python op" if creator.op is not None else self.backend
             yield ConvertError(
                 f"input {list(node.input).index('')} of {op_title(node)} is left out, and {who} needs every input of a plugin",
@@ -173,7 +189,10 @@ def _pins(node: NodeProto) -> tuple[str | None, str | None, list[ConvertError]]:
 
 def _elsewhere(node: NodeProto, found: list[Creator], version: str | None, namespace: str | None) -> ConvertError:
     """The name is there, but not as the node asks for it."""
-    asked = [*([f"version {version}"] if version else []), *([f"namespace {namespace!r}"] if namespace is not None else [])]
+    asked = [
+        *([f"version {version}"] if version else []),
+        *([f"namespace {namespace!r}"] if namespace is not None else []),
+    ]
     there = ", ".join(f"version {c.version} in namespace {c.namespace!r}" for c in found)
     one = found[0]
     target = f"{one.name}@{one.version}:{one.namespace}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert import adapter, gpu, launch, manifest
+from trtconvert import adapter, gpu, launch, libraries, manifest
 from trtconvert.backend import Backend, Log, logger, select
 from trtconvert.bound import Bound
 from trtconvert.errors import ConvertError, NoUsableGpuError
@@ -63,6 +63,8 @@ def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
             where=str(path),
             fix=f"pip install tensorrt-rtx=={described.backend_version}, or build the plan again",
         )
+    if described is not None:
+        libraries.load_libraries(path.parent, described.plugin_files, chosen.name)
     register_creators(chosen, data, described)
     return Engine(chosen, data, path)
 
@@ -71,7 +73,7 @@ def register_creators(backend: Backend, plan: bytes, described: Manifest | None)
     """Register a creator for each plugin that the manifest or the plan itself names."""
     wanted = {(p.name, p.version, p.namespace) for p in plugins_in(plan)}
     if described is not None:
-        wanted |= {(p.name, p.version, p.namespace) for p in described.plugins}
+        wanted |= {(p.name, p.version, p.namespace) for p in described.plugins if p.kind == "IPluginV3"}
     for name, version, namespace in sorted(wanted):
         adapter.ensure_creator(backend, name, version, namespace)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtconvert import creators, elf, registry
-from trtconvert.backend import Backend
+from trtconvert.backend import Backend, select
 from trtconvert.creators import Creator
 from trtconvert.errors import ConvertError
 
@@ -36,15 +36,23 @@ def is_library(path: Path) -> bool:
         return file.read(4) == elf.MAGIC
 
 
-def load_plugins(files: Iterable[Path], backend: Backend) -> list[str]:
-    """Load every --plugin file, Python or library; returns notes. ConvertError for the first that does not load."""
+def load_plugins(files: Iterable[Path], backend: str) -> list[str]:
+    """Load every --plugin file, Python or library, the latter for the backend of that name; returns notes. ConvertError for
+    the first that does not load."""
     notes = []
     for file in map(Path, files):
         if is_library(file):
-            notes += load(file, backend).notes
+            loaded = load(file, select(backend))
+            _refuse(loaded, select(backend))
+            notes += loaded.notes
         else:
             registry.load_file(file)
     return notes
+
+
+def load_libraries(folder: Path, files: Iterable[str], backend: str) -> None:
+    """Load those of the files, relative to the folder, that are libraries."""
+    load_plugins((folder / file for file in files if is_library(folder / file)), backend)
 
 
 def load(path: Path, backend: Backend) -> Loaded:
@@ -67,10 +75,11 @@ def load(path: Path, backend: Backend) -> Loaded:
         raise _nothing(resolved, entry, foreign, before)
     creators.provided_by(backend, new, str(resolved))
     new = [replace(creator, library=str(resolved)) for creator in new]
-    _refuse(new, path, backend)
     notes = [f"{path.name} registered {', '.join(creator.title for creator in new)}"]
     if foreign:
-        notes.append(f"{path.name} names {', '.join(foreign)}, {_other(foreign, backend)}: two TensorRTs are in memory now")
+        notes.append(
+            f"{path.name} names {', '.join(foreign)}, {_other(foreign, backend)}: two TensorRTs are in memory now"
+        )
     return _loaded.setdefault((backend.name, resolved), Loaded(path, new, notes))
 
 
@@ -105,9 +114,7 @@ def _other(foreign: list[str], backend: Backend) -> str:
     return f"the library of {kind}{f' {major[1]}' if major else ''}, and {backend.title} is running"
 
 
-def _not_opened(
-    path: Path, reason: str, needed: tuple[str, ...], foreign: list[str], backend: Backend
-) -> ConvertError:
+def _not_opened(path: Path, reason: str, needed: tuple[str, ...], foreign: list[str], backend: Backend) -> ConvertError:
     reason = reason.removeprefix(f"{path}: ")
     lists = f"; it needs {', '.join(needed)}" if needed else ""
     missing = re.match(r"(\S+): cannot open shared object file", reason)
@@ -130,31 +137,35 @@ def _nothing(path: Path, entry: str, foreign: list[str], before: list[Creator]) 
         what = "has getPluginCreators only, the entry point of before TensorRT 10, and registered nothing when opened"
         fix = "export getCreators and setLoggerFinder, which return IPluginCreatorV3One objects"
     elif entry:
-        what = "opens, but registered no creator: its getCreators returned none, or only some that are registered already"
+        what = (
+            "opens, but registered no creator: its getCreators returned none, or only some that are registered already"
+        )
         fix = "let getCreators return the creators and their number"
         fix += f"; do not load it together with {', '.join(others)} if they have the same plugins" if others else ""
     else:
-        what = "opens, but registered no creator: it exports no getCreators, and none registered itself when it was opened"
+        what = (
+            "opens, but registered no creator: it exports no getCreators, and none registered itself when it was opened"
+        )
         fix = "use REGISTER_TENSORRT_PLUGIN(Creator), or export getCreators; check that the linker kept them"
     if foreign:
         what += f"; it names {', '.join(foreign)}, whose registry is another one"
     return ConvertError(f"the plugin library {what}", where=str(path), fix=fix)
 
 
-def _refuse(new: list[Creator], path: Path, backend: Backend) -> None:
+def _refuse(loaded: Loaded, backend: Backend) -> None:
     """ConvertError for creators that this TensorRT's parser cannot use, and for names that a Python op has."""
-    old = [creator.title for creator in new if creator.interface == "V1"]
-    if old and backend.is_rtx and len(old) == len(new):
+    old = [creator.title for creator in loaded.creators if creator.interface == "V1"]
+    if old and backend.is_rtx and len(old) == len(loaded.creators):
         raise ConvertError(
             f"the library's creators are of IPluginV2, which {backend.title} does not import: {', '.join(old)}",
-            where=str(path),
+            where=str(loaded.path),
             fix="port the plugins to IPluginV3 and IPluginCreatorV3One, or use --backend tensorrt",
         )
-    for creator in new:
-        op = registry.find_version(creator.name, creator.version, creator.namespace)
+    for creator in loaded.creators:
+        op = registry.find_version(*creator.key)
         if op is not None:
             raise ConvertError(
                 f"{creator.title} is in the library and also the op {op.__qualname__} in {registry.origin(op)}",
-                where=str(path),
+                where=str(loaded.path),
                 fix="rename one of them, or raise its version",
             )

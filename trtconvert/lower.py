@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto
 
-from trtconvert import branches, contrib, registry
+from trtconvert import branches, contrib, formats, wishes
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
-from trtconvert.errors import ConvertError
+from trtconvert.custom import Custom, PluginNode
+from trtconvert.errors import together
 from trtconvert.functions import expand, inline_local
-from trtconvert.op import Op
 from trtconvert.quantization import dequantize_biases
-
-
-@dataclass(frozen=True)
-class PluginNode:
-    """A node that the parser must import as a plugin: its name after lowering, and the op that implements it."""
-
-    node: str
-    op: type[Op]
 
 
 @dataclass(frozen=True)
@@ -42,6 +32,7 @@ def lower(
     folder: Path,
     supports: Callable[[str], bool],
     shapes: Mapping[str, Sequence[int | None]] | None = None,
+    custom: Custom | None = None,
 ) -> Lowered:
     """Prepare a copy for parsing: bodies that fuse wrote go, where the op has a creator (older parsers would take them
     instead of the plugin), other local functions are inlined (a function named like a standard op would be taken for
@@ -50,111 +41,63 @@ def lower(
     biases of quantized models to floats, plugin nodes get all attributes and outputs, every node a unique name.
 
     folder: of external data. supports: whether TensorRT takes a standard op without a plugin. shapes: known dimensions
-    of inputs that the model leaves open. Raises ConvertError that lists every node which neither ONNX, nor a function,
-    nor a registered op defines, or that says why one of onnxruntime's ops cannot be written as standard ones.
+    of inputs that the model leaves open. custom: the creators that there are, and what is to be changed around their
+    nodes. Raises ConvertError that lists every node which neither ONNX, nor a function, nor a creator defines or whose
+    attributes its creator does not take, or that says why one of onnxruntime's ops cannot be written as standard ones.
     """
+    custom = custom or Custom()
     copy = onnx_model.copy(model)
-    kept = [f for f in copy.functions if not (is_ours(f.domain) and registry.find(f.name))]
-    del copy.functions[:]
-    copy.functions.extend(kept)
-    copy, notes = _standard(inline_local(copy), folder)
+    notes = _drop_bodies(copy, custom)
+    copy = inline_local(copy)
+    wishes.give(onnx_model.all_nodes(copy), custom.wishes.maps)
+    copy, written = _standard(copy, folder, custom)
     folds = branches.fold(copy, folder, shapes)
-    notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
-    copy, expanded = expand(copy, lambda op_type: supports(op_type) or registry.find(op_type) is not None)
+    notes += [*written, *(f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds)]
+    copy, expanded = expand(copy, lambda op_type: supports(op_type) or custom.has(op_type))
     notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
+    _name(onnx_model.all_nodes(copy))
+    if faults := list(wishes.cast(copy, custom.wishes.casts)):
+        raise together(faults)
     nodes = list(onnx_model.all_nodes(copy))
-    _name(nodes)
-    custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]
-    unknown = [node for node in custom if registry.find(node.op_type) is None]
-    if unknown:
-        raise _unknown(unknown)
-    lacking = [n for n in nodes if n.domain in onnx_model.STANDARD_DOMAINS and not supports(n.op_type)]
-    served = [node for node in lacking if registry.find(node.op_type) is not None]
-    return Lowered(copy, [_plugin(node) for node in (*custom, *served)], notes)
+    native = [n for n in nodes if n.domain in onnx_model.STANDARD_DOMAINS and supports(n.op_type)]
+    theirs = {id(node) for node in native}
+    plugin_nodes, said = custom.prepare(copy, [node for node in nodes if id(node) not in theirs])
+    notes += [*said, *custom.overlooked(native), *formats.widen(copy, folder, plugin_nodes)]
+    return Lowered(copy, plugin_nodes, notes)
 
 
-def _standard(model: ModelProto, folder: Path) -> tuple[ModelProto, list[str]]:
+def _drop_bodies(model: ModelProto, custom: Custom) -> list[str]:
+    """Bodies go that fuse wrote, where the op has a creator, and those whose nodes --map gives to one; notes on those that
+    stay although a creator has their name."""
+    kept = [f for f in model.functions if not (is_ours(f.domain) and custom.has(f.name)) and not custom.wishes.drops(f)]
+    if len(kept) < len(model.functions):
+        del model.functions[:]
+        model.functions.extend(kept)
+    return [
+        f"{f.domain}::{f.name} has a function body in the model, which is used, not the plugin {f.name}; "
+        f"--map {f.domain}::{f.name}={f.name} takes the plugin"
+        for f in kept
+        if custom.has(f.name)
+    ]
+
+
+def _standard(model: ModelProto, folder: Path, custom: Custom) -> tuple[ModelProto, list[str]]:
     onnx_model.adopt_ort_ops(model)
     if not any(contrib.is_contrib(node) for node in onnx_model.all_nodes(model)):
         return model, []
     views = onnx_graph.views(model, folder)
-    model, written = contrib.standardize(model, views, keep=lambda op_type: registry.find(op_type) is not None)
+    model, written = contrib.standardize(model, views, keep=custom.has)
     return model, [f"{op} x{count} (onnxruntime's) written as standard ONNX" for op, count in written.items()]
 
 
 def _name(nodes: Iterable[NodeProto]) -> None:
     taken: set[str] = set()
     for node in nodes:
-        base = node.name or f"{node.op_type}_{node.output[0] if node.output else ''}"
+        base = wishes.default_name(node)
         name, count = base, 1
         while name in taken:
             name, count = f"{base}_{count}", count + 1
         taken.add(name)
         node.name = name
-
-
-def _plugin(node: NodeProto) -> PluginNode:
-    """Check the node's attributes against the op's, and fill in those it lacks: the parser passes on what it finds."""
-    op = registry.find(node.op_type)
-    assert op is not None
-    declared = op.attributes()
-    for name, value in onnx_model.attribute_values(node).items():
-        if name in ("plugin_version", "plugin_namespace"):
-            continue
-        if name not in declared:
-            near = difflib.get_close_matches(name, declared, 1)
-            raise ConvertError(
-                f"attribute {name!r} of {node.op_type} is not one that the op declares ({', '.join(declared) or 'none'})",
-                where=f"node {node.name}",
-                fix=f"rename it to {near[0]!r}" if near else "remove it, or add it to the op",
-            )
-        if not isinstance(value, declared[name]):
-            raise ConvertError(
-                f"attribute {name!r} of {node.op_type} is {value!r}, the op declares {declared[name].__name__}",
-                where=f"node {node.name}",
-                fix="export it with that type",
-            )
-        if isinstance(value, int) and not -(2**31) <= value < 2**31:
-            raise ConvertError(
-                f"attribute {name!r} of {node.op_type} is {value}, TensorRT passes 32-bit integers to plugins",
-                where=f"node {node.name}",
-                fix="use a value within 32 bits",
-            )
-    present = {a.name for a in node.attribute}
-    for name, value in op().values().items():
-        if name not in present:
-            node.attribute.append(helper.make_attribute(name, value))
-    if op.version != "1" and "plugin_version" not in present:
-        node.attribute.append(helper.make_attribute("plugin_version", op.version))
-    if len(node.input) != len(op.inputs()):
-        raise ConvertError(
-            f"{node.op_type} has {len(node.input)} inputs, the op takes {len(op.inputs())}: {', '.join(op.inputs())}",
-            where=f"node {node.name}",
-        )
-    # The parser wants as many outputs as the plugin has, which has one more for each size that depends on the data.
-    node.output.extend(f"{node.name}_counted_{i}" for i in range(op.counts()))
-    return PluginNode(node.name, op)
-
-
-def _unknown(nodes: list[NodeProto]) -> ConvertError:
-    known = [op.name for op in registry.ops()]
-    kinds: dict[str, list[str]] = {}
-    for node in nodes:
-        kinds.setdefault(f"{node.domain}::{node.op_type}", []).append(node.name)
-    parts = [
-        f"{kind} ({', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''})"
-        for kind, names in kinds.items()
-    ]
-    near = sorted({n for node in nodes for n in difflib.get_close_matches(node.op_type, known, 1)})
-    standard = [n.op_type for n in nodes if onnx.defs.has(n.op_type)]
-    hint = f"nearest registered op: {', '.join(near)}; " if near else ""
-    if any(n.domain.startswith(onnx_model.ORT_DOMAIN) for n in nodes):
-        hint += "onnxruntime's optimizer wrote them: give the model from before, or optimized at level BASIC; "
-    if standard:
-        hint += f"{', '.join(sorted(set(standard)))} is also a standard ONNX op: use domain '' if that is meant; "
-    return ConvertError(
-        f"no plugin and no function body for custom op{'s' if len(kinds) > 1 else ''} {', '.join(parts)}",
-        fix=f"{hint}give a plugin with --plugin FILE.py (see README, 'Add an op'); registered: {', '.join(known)}",
-    )

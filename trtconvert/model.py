@@ -23,6 +23,7 @@ from trtconvert.files import write_file, write_files
 _PROTOBUF_LIMIT = 2**31 - 1
 STANDARD_DOMAINS = ("", "ai.onnx")
 ORT_DOMAIN = "com.microsoft"  # onnxruntime's own ops
+_UNKNOWN = "trtconvert.unknown"  # of nodes that the checker is not to judge
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -113,6 +114,7 @@ def check(model: ModelProto, path: Path | None = None) -> None:
     """
     bare = skeleton(model)
     adopt_ort_ops(bare)
+    _allow_unknown_ops(bare)
     _allow_unknown_ranks(bare)
     for tensor in filter(_heavy, model.graph.initializer):
         size = len(tensor.raw_data)
@@ -131,6 +133,21 @@ def check(model: ModelProto, path: Path | None = None) -> None:
         raise ConvertError(f"the model cannot be checked: {error}", where=str(path) if path else None) from error
 
 
+def _allow_unknown_ops(bare: ModelProto) -> None:
+    """Ops that ONNX does not have in the default domain, where many exporters leave a plugin's: whether anybody has them is
+    for lower to say."""
+    local = {function.name for function in bare.functions if function.domain in STANDARD_DOMAINS}
+    for node in all_nodes(bare):
+        if node.domain in STANDARD_DOMAINS and node.op_type not in local and not onnx.defs.has(node.op_type):
+            node.domain = _UNKNOWN
+            _import(bare, _UNKNOWN)
+
+
+def _import(model: ModelProto, domain: str) -> None:
+    if all(entry.domain != domain for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+
+
 def _allow_unknown_ranks(bare: ModelProto) -> None:
     """Inputs and outputs without a shape: the checker minds, ONNX and its tools do not. The inputs become tensors made by a
     node that nobody knows, the outputs tensors that nobody reads."""
@@ -140,7 +157,7 @@ def _allow_unknown_ranks(bare: ModelProto) -> None:
         kept = [v for v, gone in zip(field, shapeless, strict=True) if not gone]
         if field is bare.graph.input:
             gone = [v.name for v, gone in zip(field, shapeless, strict=True) if gone]
-            nodes = [helper.make_node("Unknown", [], [name], domain="trtconvert.unknown") for name in gone]
+            nodes = [helper.make_node("Unknown", [], [name], domain=_UNKNOWN) for name in gone]
         if any(shapeless):
             del field[:]
             field.extend(kept)
@@ -148,7 +165,7 @@ def _allow_unknown_ranks(bare: ModelProto) -> None:
         nodes += bare.graph.node
         del bare.graph.node[:]
         bare.graph.node.extend(nodes)
-        bare.opset_import.append(helper.make_opsetid("trtconvert.unknown", 1))
+        _import(bare, _UNKNOWN)
 
 
 def _where(model: ModelProto, message: str, path: Path | None) -> str | None:
@@ -225,8 +242,8 @@ def adopt_ort_ops(model: ModelProto) -> None:
     nodes = [n for n in all_nodes(model) if n.domain in STANDARD_DOMAINS and n.op_type in strange]
     for node in nodes:
         node.domain = ORT_DOMAIN
-    if nodes and all(entry.domain != ORT_DOMAIN for entry in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(ORT_DOMAIN, 1))
+    if nodes:
+        _import(model, ORT_DOMAIN)
 
 
 def attribute_values(node: NodeProto) -> dict[str, Any]:

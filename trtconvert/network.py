@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import ModelProto
 
-from trtconvert import adapter, conditions, gpu, shapes, squeezes
+from trtconvert import adapter, conditions, creators, formats, gpu, shapes, squeezes
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger, supports
-from trtconvert.errors import ConvertError
+from trtconvert.custom import Custom, PluginNode
+from trtconvert.errors import ConvertError, together
 from trtconvert.files import write_file
-from trtconvert.lower import Lowered, PluginNode, lower
+from trtconvert.lower import Lowered, lower
 from trtconvert.manifest import IO, model_io
+from trtconvert.wishes import Wishes
 
 if TYPE_CHECKING:
     from trtconvert.backend import types
@@ -42,6 +44,7 @@ class BuildOptions:
     bake: Mapping[str, Any] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     backend: str = "auto"
+    wishes: Wishes = field(default_factory=Wishes)
     opt_level: int | None = None
     workspace: int | None = None
     timing_cache: Path | None = None
@@ -73,7 +76,7 @@ class Maker:
 
     def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
-        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed)
+        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, self._custom())
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         try:
             network = Network(
@@ -85,6 +88,11 @@ class Maker:
             if not advice:
                 raise
             raise ConvertError(error.what, where=error.where, fix=f"{advice}; {error.fix}") from error
+
+    def _custom(self) -> Custom:
+        return Custom(
+            self.backend.title, creators.registered(self.backend), self.options.wishes, not self.backend.is_rtx
+        )
 
 
 def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:
@@ -130,11 +138,13 @@ class Network:
         source: Path,
         plugin_nodes: list[PluginNode],
         targets: tuple[str, ...],
+        alone: bool = False,
     ) -> None:
         self.backend, self.options, self.targets = backend, options, targets
+        self.model, self.source, self.plugin_nodes, self.alone = model, source, plugin_nodes, alone
         self.logger, self.log = logger(backend, options.verbose)
         _refuse_unsupported(options, backend)
-        for op in {node.op for node in plugin_nodes}:
+        for op in {node.op for node in plugin_nodes if node.op is not None}:
             adapter.ensure_creator(backend, op.name, op.version, op.namespace, op)
         trt = backend.trt
         self.builder: types.Builder = trt.Builder(self.logger)
@@ -142,7 +152,7 @@ class Network:
             raise ConvertError(f"{backend.title} does not start: {self.log.cause()}")
         self.network: types.INetworkDefinition = self.builder.create_network(backend.network_flags())
         self.parser: types.OnnxParser = trt.OnnxParser(self.network, self.logger)
-        if any(onnx.defs.has(node.op.name) for node in plugin_nodes):
+        if any(onnx.defs.has(node.creator.name) for node in plugin_nodes):
             self.parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
         with adapter.building(_images(targets)):
             parsed = self.parser.parse(onnx_model.serialize(model), str(source.resolve()))
@@ -187,6 +197,7 @@ class Network:
             plan = self.builder.build_serialized_network(self.network, config)
             adapter.raise_failure()
             if plan is None:
+                self._explain_types()
                 raise ConvertError(
                     f"{self.backend.title} could not build the engine: {self.log.cause()}",
                     fix=f"{self.hint}run again with -v for TensorRT's whole log{self._other_targets()}",
@@ -195,10 +206,36 @@ class Network:
             write_file(self.options.timing_cache, bytes(cache.serialize()))
         return bytes(plan)
 
+    def _explain_types(self) -> None:
+        """Raise a ConvertError if a plugin refuses the types of its inputs."""
+        if self.alone:
+            return
+        layers = [self.network.get_layer(i) for i in range(self.network.num_layers)]
+        found = []
+        for node in self.plugin_nodes:
+            layer = next((one for one in layers if _is_of(one.name, node)), None)
+            tensors = [layer.get_input(i) for i in range(layer.num_inputs)] if layer is not None else []
+            infos = [(t.name, adapter.dtype_name(t.dtype), tuple(adapter.sizes(t.shape))) for t in tensors if t]
+            found.append((node, [formats.Tensor(*info) for info in infos]))
+        if faults := list(formats.refusals(self.model, found, self._builds)):
+            raise together(faults)
+
+    def _builds(self, model: ModelProto, node: PluginNode) -> bool:
+        options = BuildOptions(backend=self.options.backend)
+        try:
+            Network(self.backend, options, model, self.source, [node], self.targets[:1], alone=True).build({}, None)
+        except ConvertError:
+            return False
+        return True
+
+
+def _is_of(layer: str, node: PluginNode) -> bool:
+    return layer == node.node or layer.endswith("/" + node.node)
+
 
 def _hint(nodes: Sequence[PluginNode]) -> str:
     """What helps where shapes depend on the data, which the builder does not combine at will."""
-    found = [f"{node.node} ({node.op.name})" for node in nodes if node.op.counts()]
+    found = [f"{node.node} ({node.op.name})" for node in nodes if node.op is not None and node.op.counts()]
     if not found:
         return ""
     return (
@@ -227,11 +264,9 @@ def _check_plugins(network: types.INetworkDefinition, trt: Any, nodes: Sequence[
     """Every node that should be a plugin is one; the parser may take a function body or a standard op instead."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     plugins = {layer.name for layer in layers if layer.type == trt.LayerType.PLUGIN_V3}
-    missing = [
-        node for node in nodes if not any(name == node.node or name.endswith("/" + node.node) for name in plugins)
-    ]
+    missing = [node for node in nodes if not any(_is_of(name, node) for name in plugins)]
     if missing:
-        names = ", ".join(f"{node.node} ({node.op.name})" for node in missing)
+        names = ", ".join(f"{node.node} ({node.creator.name})" for node in missing)
         raise ConvertError(f"TensorRT's parser did not import these nodes as plugins: {names}", fix="report this model")
 
 

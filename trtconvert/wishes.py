@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import onnx
@@ -16,6 +16,7 @@ from trtconvert.attributes import NAMESPACE, VERSION
 from trtconvert.errors import ConvertError
 
 MAPPED = "plugin"  # domain of nodes that --map gave to a creator: nothing else claims them
+OPTIONS = ("--map", "--set-attr", "--cast")
 CASTS = {"float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"}
 
 
@@ -63,6 +64,7 @@ class Wishes:
     maps: tuple[Map, ...] = ()
     values: tuple[Value, ...] = ()
     casts: tuple[Cast, ...] = ()
+    told: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the options as they were written
 
     def left_out(self, node: NodeProto) -> list[str]:
         """Attributes that the node is to be without."""
@@ -76,14 +78,16 @@ class Wishes:
 def parse(maps: Sequence[str], values: Sequence[str], casts: Sequence[str]) -> Wishes:
     """Read the options. ConvertError says how one is written."""
     given = tuple(map(_map, maps))
-    return Wishes(given, _of_mapped(map(_value, values), given), _of_mapped(map(_cast, casts), given))
+    told = {option: tuple(texts) for option, texts in zip(OPTIONS, (maps, values, casts), strict=True) if texts}
+    return Wishes(given, _of_mapped(map(_value, values), given), _of_mapped(map(_cast, casts), given), told)
 
 
 def _of_mapped(wishes: Iterable[W], maps: Sequence[Map]) -> tuple[W, ...]:
     """A wish that names an op by the name that --map takes away holds under the new one too."""
     new = {name: one.name for one in maps for name in (one.op_type, f"{one.domain}::{one.op_type}")}
-    found = tuple(wishes)
-    return (*found, *(replace(wish, node=new[wish.node]) for wish in found if wish.node in new))
+    found = list(wishes)
+    found += [replace(wish, node=new[wish.node]) for wish in found if wish.node in new]
+    return tuple(found)
 
 
 def _map(text: str) -> Map:
@@ -137,10 +141,11 @@ def check(wishes: Wishes, model: ModelProto) -> None:
         if not any(one.takes(node.domain, node.op_type) for node in nodes):
             wanted = one.op_type if one.domain is None else f"{one.domain}::{one.op_type}"
             raise _nobody("--map", wanted, ops, "op")
-    for option, wish in (*(("--set-attr", v) for v in wishes.values), *(("--cast", c) for c in wishes.casts)):
-        given = {one.name for one in wishes.maps}
-        if not functions and wish.node not in given and not any(is_meant(wish.node, node) for node in nodes):
-            raise _nobody(option, wish.node, [*map(default_name, nodes), *ops], "node or op")
+    named = [("--set-attr", value.node) for value in wishes.values] + [("--cast", one.node) for one in wishes.casts]
+    for option, name in named:
+        given = any(name == one.name for one in wishes.maps)
+        if not functions and not given and not any(is_meant(name, node) for node in nodes):
+            raise _nobody(option, name, [*map(default_name, nodes), *ops], "node or op")
 
 
 def _nobody(option: str, wanted: str, known: list[str], kind: str) -> ConvertError:

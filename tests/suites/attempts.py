@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from trtconvert import BuildOptions, ConvertError, backend, build, load_engine, reference, shapes

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import argparse
 import re
-import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,9 +159,11 @@ def main() -> None:
     attempt = attempts.Attempt("" if given.run else "sm_89", given.plain, given.check_lowered, given.run)
     rows = list(run_all(found, attempt, given.workers))
     if given.dump:
-        import dataclasses, json
+        import dataclasses
+        import json
+
         given.dump.write_text(json.dumps([dataclasses.asdict(r) for r in rows]))
-    print(Counter(r.outcome for r in rows), f"{time.monotonic()-started:.0f} s")
+    print(Counter(r.outcome for r in rows), f"{time.monotonic() - started:.0f} s")
     print(Counter(c[1][:40] for r in rows for c in r.checks).most_common(30))
 
 
