@@ -15,8 +15,10 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, helper
 
+from trtconvert import model as onnx_model
 from trtconvert.creators import Creator, Field
 from trtconvert.errors import ConvertError
+from trtconvert.faults import Fault
 
 VERSION, NAMESPACE, SHAPE_INPUTS = "plugin_version", "plugin_namespace", "tensorrt_plugin_shape_input_indices"
 RESERVED = (VERSION, NAMESPACE, SHAPE_INPUTS)  # the parser reads these itself
@@ -39,7 +41,12 @@ _TENSORS: dict[int, str] = {
 }
 
 
-def check(node: NodeProto, creator: Creator, left_out: Sequence[str] = ()) -> Iterator[ConvertError]:
+def op_title(node: NodeProto) -> str:
+    """The node's op as messages and options name it: with its domain, where it has one."""
+    return node.op_type if node.domain in onnx_model.STANDARD_DOMAINS else f"{node.domain}::{node.op_type}"
+
+
+def check(node: NodeProto, creator: Creator, left_out: Sequence[str] = ()) -> Iterator[Fault]:
     """Every fault of the node's attributes; what can be put right exactly is, in place: integers where floats are declared,
     whole floats where integers are, the defaults of a Python op. left_out: fields that may be missing."""
     declared = {field.name: field for field in creator.fields}
@@ -51,29 +58,25 @@ def check(node: NodeProto, creator: Creator, left_out: Sequence[str] = ()) -> It
             continue
         problem = _unfit(attribute, declared[name], exact=creator.op is not None)
         if problem:
-            yield ConvertError(
-                f"attribute {name!r} of {node.op_type} {problem}",
-                where=f"node {node.name}",
-                fix=f"export it as {declared[name].type}, or --set-attr {node.name}.{name}=VALUE",
-            )
+            fix = f"export it as {declared[name].type}, or --set-attr {node.name}.{name}=VALUE"
+            yield Fault(node.name, op_title(node), f"attribute {name!r} {problem}", fix)
     node.attribute.extend(helper.make_attribute(f.name, f.default) for f in missing if f.default is not None)
     if lacking := [field for field in missing if field.default is None]:
         flags = " ".join(f"--set-attr {node.name}.{field.name}=VALUE" for field in lacking)
-        yield ConvertError(
-            f"{node.op_type} declares {', '.join(f'{field.name} ({field.type})' for field in lacking)}, which the node lacks",
-            where=f"node {node.name}",
-            fix=f"{flags}; an empty VALUE leaves it to the plugin",
-        )
+        fields = ", ".join(f"{field.name} ({field.type})" for field in lacking)
+        reason = f"the plugin declares {fields}, which the node lacks"
+        yield Fault(node.name, op_title(node), reason, f"{flags}; an empty VALUE leaves it to the plugin")
 
 
-def _unknown(node: NodeProto, name: str, creator: Creator, missing: list[str]) -> ConvertError:
+def _unknown(node: NodeProto, name: str, creator: Creator, missing: list[str]) -> Fault:
     declared = [field.name for field in creator.fields]
     near = difflib.get_close_matches(name, missing, 1) or difflib.get_close_matches(name, declared, 1)
     drop = f"remove it (--set-attr {node.name}.{name}=)"
-    return ConvertError(
-        f"attribute {name!r} of {node.op_type} is not one that it declares ({', '.join(declared) or 'none'})",
-        where=f"node {node.name}",
-        fix=f"rename it to {near[0]!r}, or {drop}" if near else f"{drop}, or declare it in the plugin",
+    return Fault(
+        node.name,
+        op_title(node),
+        f"attribute {name!r} is not one that the plugin declares ({', '.join(declared) or 'none'})",
+        f"rename it to {near[0]!r}, or {drop}" if near else f"{drop}, or declare it in the plugin",
     )
 
 
@@ -142,7 +145,7 @@ def _kind(attribute: AttributeProto) -> str:
     return named.get(attribute.type, f"of type {AttributeProto.AttributeType.Name(attribute.type)}")
 
 
-def shape_inputs(node: NodeProto, creator: Creator) -> Iterator[ConvertError]:
+def shape_inputs(node: NodeProto, creator: Creator) -> Iterator[Fault]:
     """Faults of the attribute that says which inputs of a plugin are shapes."""
     attribute = next((a for a in node.attribute if a.name == SHAPE_INPUTS), None)
     if attribute is None:
@@ -160,10 +163,11 @@ def shape_inputs(node: NodeProto, creator: Creator) -> Iterator[ConvertError]:
     elif creator.op is not None:
         problem = "is for plugins that read shapes; a Python op reads tensors"
     if problem:
-        yield ConvertError(
-            f"{SHAPE_INPUTS} of {node.op_type} {problem}",
-            where=f"node {node.name}",
-            fix="give the indices of the inputs that are shapes, or leave the attribute out",
+        yield Fault(
+            node.name,
+            op_title(node),
+            f"{SHAPE_INPUTS} {problem}",
+            "give the indices of the inputs that are shapes, or leave the attribute out",
         )
 
 

@@ -56,9 +56,10 @@ def _open(view: GraphView, node: NodeProto) -> Open:
     sized: list[str] = []
     graph_inputs = {i.name for i in view.graph.input} - set(view.initializers)
     for name, by_size, reader in _leaves(view, node.input[0], graph_inputs):
+        info = view.info(name)
         if by_size:
             sized.append(name)
-        else:
+        elif info.dtype.startswith(("int", "uint", "bool")) and info.shape in ((), (1,)):  # others are data
             values.setdefault(name, _value(view, name, reader))
     dynamic = [n for n in dict.fromkeys(sized) if any(not isinstance(d, int) for d in view.info(n).shape or (None,))]
     return Open(node.name or node.output[0], values, tuple(dynamic))

@@ -6,18 +6,19 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, helper
 
 from trtconvert import attributes
 from trtconvert import model as onnx_model
-from trtconvert.attributes import NAMESPACE, VERSION
+from trtconvert.attributes import NAMESPACE, VERSION, op_title
 from trtconvert.creators import Creator, of_op
-from trtconvert.errors import ConvertError, together
+from trtconvert.faults import Fault
 from trtconvert.op import Op
 from trtconvert.registry import ops
-from trtconvert.wishes import MAPPED, Wishes, is_meant, op_title
+from trtconvert.wishes import MAPPED, Wishes, is_meant
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,23 @@ class Custom:
     wishes: Wishes = field(default_factory=Wishes)
     full: bool = False
 
-    def named(self, op_type: str) -> list[Creator]:
-        """The creators of that name."""
-        return [creator for creator in (*map(of_op, ops()), *self.creators) if creator.name == op_type]
+    @cached_property
+    def known(self) -> list[Creator]:
+        """Every creator that a node may name."""
+        return [*map(of_op, ops()), *self.creators]
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(creator.name for creator in self.known)
 
     def has(self, op_type: str) -> bool:
         """Whether any creator has that name."""
-        return bool(self.named(op_type))
+        return op_type in self._names
 
-    def resolve(self, node: NodeProto) -> Creator | list[ConvertError]:
+    def resolve(self, node: NodeProto) -> Creator | list[Fault]:
         """The creator that serves the node, or why none does. The node's plugin_version and plugin_namespace decide; where it
         has none, a creator in the namespace of its domain or in none, or the only other one."""
-        found = self.named(node.op_type)
+        found = [creator for creator in self.known if creator.name == node.op_type]
         if not found:
             return [self._nobody(node)]
         version, namespace, faults = _pins(node)
@@ -66,16 +72,9 @@ class Custom:
             return [_elsewhere(node, found, version, namespace)]
         return max(near, key=lambda c: (c.namespace == node.domain, _preference(c)))
 
-    def _nobody(self, node: NodeProto) -> ConvertError:
-        if node.domain in onnx_model.STANDARD_DOMAINS and onnx.defs.has(node.op_type):
-            return ConvertError(
-                f"{self.backend} has no importer for the ONNX op {node.op_type}",
-                where=f"node {node.name}",
-                fix=f"write it with other ops in the exporter, or give a plugin named {node.op_type} with --plugin",
-            )
-        known = [*map(of_op, ops()), *self.creators]
-        near = difflib.get_close_matches(node.op_type, {creator.name for creator in known}, 3)
-        titles = [creator.title for creator in known if creator.name in near]
+    def _nobody(self, node: NodeProto) -> Fault:
+        near = difflib.get_close_matches(node.op_type, self._names, 3)
+        titles = [creator.title for creator in self.known if creator.name in near]
         hint = ""
         if node.domain.startswith(onnx_model.ORT_DOMAIN):
             hint = "onnxruntime's optimizer wrote it: give the model from before, or optimized at level BASIC; "
@@ -84,17 +83,17 @@ class Custom:
         if titles:
             hint += f"nearest registered: {', '.join(titles)} (--map {op_title(node)}={near[0]} takes it); "
         else:
-            hint += f"registered: {', '.join(sorted({c.name for c in known}))}; "
-        return ConvertError(
-            f"no plugin and no function body for custom op {op_title(node)}",
-            where=f"node {node.name}",
-            fix=f"{hint}give a plugin with --plugin FILE.py or LIB.so (see README, 'Add an op')",
+            hint += f"registered: {', '.join(sorted(self._names))}; "
+        return Fault(
+            node.name,
+            op_title(node),
+            "no plugin and no function body for this custom op",
+            f"{hint}give a plugin with --plugin FILE.py or LIB.so (see README, 'Add an op')",
         )
 
-    def prepare(self, model: ModelProto, nodes: Sequence[NodeProto]) -> tuple[list[PluginNode], list[str]]:
+    def prepare(self, nodes: Sequence[NodeProto], faults: list[Fault]) -> tuple[list[PluginNode], list[str]]:
         """Make those nodes ready for the parser, in place: attributes as declared, version and namespace written out, all
-        outputs named; also notes on what is not obvious. Raises ConvertError with every fault of every node."""
-        faults: list[ConvertError] = []
+        outputs named; also notes on what is not obvious. Every fault of every node goes to `faults`."""
         found: list[PluginNode] = []
         notes = []
         for node in nodes:
@@ -102,58 +101,75 @@ class Custom:
             if isinstance(creator, list):
                 faults += creator
                 continue
-            for value in self.wishes.values:
-                if is_meant(value.node, node):
-                    declared = next((f for f in creator.fields if f.name == value.name), None)
-                    attributes.set_value(node, value.name, value.text, declared)
+            self._set_values(node, creator)
             problems = [*attributes.check(node, creator, self.wishes.left_out(node)), *self._inputs(node, creator)]
             problems += attributes.shape_inputs(node, creator)
             faults += problems
             if creator.namespace not in (node.domain, "") and not _has(node, NAMESPACE) and node.domain != MAPPED:
-                notes.append(f"{node.name}: made by {creator.title}, the model says {op_title(node)}")
+                notes.append(f"{node.name} ({op_title(node)}) is made by {creator.title}")
             if not problems:
                 found.append(_ready(node, creator))
-        if faults:
-            raise together(faults)
-        _hide_natives(model, found)
         return found, notes
 
-    def overlooked(self, natives: Sequence[NodeProto]) -> list[str]:
-        """Notes on standard nodes whose op type is also the name of a plugin that somebody gave."""
-        kinds = Counter(node.op_type for node in natives)
+    def _set_values(self, node: NodeProto, creator: Creator) -> None:
+        fields = {one.name: one for one in creator.fields}
+        for value in self.wishes.values:
+            if is_meant(value.node, node):
+                attributes.set_value(node, value.name, value.text, fields.get(value.name))
+
+    def settle_natives(self, model: ModelProto, plugin_nodes: Sequence[PluginNode]) -> list[str]:
+        """Standard nodes whose op type is also the name of a plugin stay TensorRT's own; notes on those whose plugin
+        somebody gave.
+
+        A plugin named like a standard op makes the parser give all its nodes to plugins, if there is one; a version that
+        nobody has keeps it from finding one for these (seen in TensorRT-RTX 1.7.1).
+        """
+        plugins = {one.node for one in plugin_nodes}
+        used = {one.creator.name for one in plugin_nodes}
+        given = {c.name for c in self.known if c.library and not (c.op and c.op.__module__.startswith("trtconvert."))}
+        overlooked: Counter[str] = Counter()
+        for node in onnx_model.all_nodes(model):
+            if node.op_type in used | given and node.name not in plugins:
+                overlooked[node.op_type] += node.op_type in given
+                if node.op_type in used:
+                    node.attribute.append(helper.make_attribute(VERSION, "none: TensorRT's own"))
         return [
             f"{op_type} x{count}: TensorRT's own layer is used, not the plugin of that name; --map {op_type}={op_type} takes it"
-            for op_type, count in kinds.items()
-            if any(creator.library for creator in self.named(op_type))
+            for op_type, count in (+overlooked).items()
         ]
 
-    def _inputs(self, node: NodeProto, creator: Creator) -> Iterator[ConvertError]:
+    def _inputs(self, node: NodeProto, creator: Creator) -> Iterator[Fault]:
         while node.input and not node.input[-1]:
             del node.input[-1]  # the same to ONNX, and nothing that TensorRT could mind
         if not any(node.input):
-            yield ConvertError(
-                f"{op_title(node)} has no input, and TensorRT takes no plugin without one",
-                where=f"node {node.name}",
-                fix="give the op an input that it ignores, or make its output an initializer",
+            yield Fault(
+                node.name,
+                op_title(node),
+                "it has no input, and TensorRT takes no plugin without one",
+                "give the op an input that it ignores, or make its output an initializer",
             )
         elif creator.op is not None and len(node.input) != len(creator.op.inputs()):
             names = creator.op.inputs()
-            yield ConvertError(
-                f"{node.op_type} has {len(node.input)} inputs, the op takes {len(names)}: {', '.join(names)}",
-                where=f"node {node.name}",
+            yield Fault(
+                node.name,
+                op_title(node),
+                f"it has {len(node.input)} inputs, the op takes {len(names)}: {', '.join(names)}",
+                "",
             )
         elif creator.interface != "V3ONE" and not self.full:
-            yield ConvertError(
+            yield Fault(
+                node.name,
+                op_title(node),
                 f"{creator.title} has a creator of interface {creator.interface}, and {self.backend} imports V3ONE only",
-                where=f"node {node.name}",
-                fix="port the plugin to IPluginV3 and IPluginCreatorV3One, or use --backend tensorrt",
+                "port the plugin to IPluginV3 and IPluginCreatorV3One, or use --backend tensorrt",
             )
         elif "" in node.input and (creator.op is not None or not self.full):
             who = "a Python op" if creator.op is not None else self.backend
-            yield ConvertError(
-                f"input {list(node.input).index('')} of {op_title(node)} is left out, and {who} needs every input of a plugin",
-                where=f"node {node.name}",
-                fix="give it a constant that means the same, or a plugin without that input",
+            yield Fault(
+                node.name,
+                op_title(node),
+                f"input {list(node.input).index('')} is left out, and {who} needs every input of a plugin",
+                "give it a constant that means the same, or a plugin without that input",
             )
 
 
@@ -166,7 +182,7 @@ def _has(node: NodeProto, name: str) -> bool:
     return any(attribute.name == name for attribute in node.attribute)
 
 
-def _pins(node: NodeProto) -> tuple[str | None, str | None, list[ConvertError]]:
+def _pins(node: NodeProto) -> tuple[str | None, str | None, list[Fault]]:
     """The version and namespace that the node asks for, None where it does not say."""
     found: dict[str, str] = {}
     faults = []
@@ -178,16 +194,17 @@ def _pins(node: NodeProto) -> tuple[str | None, str | None, list[ConvertError]]:
             continue
         value = helper.get_attribute_value(attribute)
         faults.append(
-            ConvertError(
-                f"{attribute.name} of {op_title(node)} must be a string attribute, it is {value!r}",
-                where=f"node {node.name}",
-                fix=f'export it as the text "{value}", or --map {op_title(node)}={node.op_type}@{value}',
+            Fault(
+                node.name,
+                op_title(node),
+                f"{attribute.name} must be a string attribute, it is {value!r}",
+                f'export it as the text "{value}", or --map {op_title(node)}={node.op_type}@{value}',
             )
         )
     return found.get(VERSION), found.get(NAMESPACE), faults
 
 
-def _elsewhere(node: NodeProto, found: list[Creator], version: str | None, namespace: str | None) -> ConvertError:
+def _elsewhere(node: NodeProto, found: list[Creator], version: str | None, namespace: str | None) -> Fault:
     """The name is there, but not as the node asks for it."""
     asked = [
         *([f"version {version}"] if version else []),
@@ -196,10 +213,11 @@ def _elsewhere(node: NodeProto, found: list[Creator], version: str | None, names
     there = ", ".join(f"version {c.version} in namespace {c.namespace!r}" for c in found)
     one = found[0]
     target = f"{one.name}@{one.version}:{one.namespace}"
-    return ConvertError(
-        f"{node.op_type} is registered as {there}; the node asks for {' and '.join(asked) or 'none of them clearly'}",
-        where=f"node {node.name}",
-        fix=f"--map {op_title(node)}={target}, or give the node that plugin_version and plugin_namespace",
+    return Fault(
+        node.name,
+        op_title(node),
+        f"the plugin is registered as {there}; the node asks for {' and '.join(asked) or 'none of them clearly'}",
+        f"--map {op_title(node)}={target}, or give the node that plugin_version and plugin_namespace",
     )
 
 
@@ -213,13 +231,3 @@ def _ready(node: NodeProto, creator: Creator) -> PluginNode:
         # The parser wants as many outputs as the plugin has, which has one more for each size that depends on the data.
         node.output.extend(f"{node.name}_counted_{i}" for i in range(creator.op.counts()))
     return PluginNode(node.name, creator)
-
-
-def _hide_natives(model: ModelProto, found: Sequence[PluginNode]) -> None:
-    """Standard nodes whose op type is also the name of a plugin used here stay TensorRT's own: with plugins allowed to
-    override, the parser would give them to the plugin; a version that nobody has keeps it from finding it."""
-    plugins = {one.node for one in found}
-    names = {one.creator.name for one in found if onnx.defs.has(one.creator.name)}
-    for node in onnx_model.all_nodes(model) if names else ():
-        if node.op_type in names and node.name not in plugins:
-            node.attribute.append(helper.make_attribute(VERSION, "none: TensorRT's own"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 
 class ConvertError(Exception):
     """What went wrong, where, and how to put it right, in one to four lines.
@@ -21,18 +19,6 @@ class ConvertError(Exception):
         if fix:
             lines.append(f"  fix: {fix}")
         super().__init__("\n".join(lines))
-
-
-def together(errors: Sequence[ConvertError]) -> ConvertError:
-    """Several faults as one error, in as few lines: all of them are told, not the first."""
-    if len(errors) == 1:
-        return errors[0]
-    places: dict[str, list[str]] = {}
-    for error in errors:
-        places.setdefault(error.what, []).append(error.where or "")
-    told = [f"{what} ({', '.join(filter(None, where))})" if any(where) else what for what, where in places.items()]
-    fixes = dict.fromkeys(error.fix for error in errors if error.fix)
-    return ConvertError(f"{len(errors)} faults: {'; '.join(told)}", fix="; ".join(fixes) or None)
 
 
 class NoUsableGpuError(ConvertError):

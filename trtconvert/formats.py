@@ -13,7 +13,7 @@ from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.attributes import SHAPE_INPUTS
 from trtconvert.custom import PluginNode
-from trtconvert.errors import ConvertError
+from trtconvert.faults import Fault
 from trtconvert.wishes import before_input, behind_output, replace_nodes
 
 _NARROW = ("float16", "bfloat16")  # every value of which is also one of float32
@@ -77,7 +77,7 @@ def refusals(
     model: ModelProto,
     layers: Sequence[tuple[PluginNode, list[Tensor]]],
     builds: Callable[[ModelProto, PluginNode], bool],
-) -> Iterator[ConvertError]:
+) -> Iterator[Fault]:
     """For each plugin that does not take the types of its inputs: what they are, and the Casts that help.
 
     layers: the plugin nodes as TensorRT has them. builds: whether a model of that one node becomes an engine; a library's
@@ -94,10 +94,11 @@ def refusals(
             continue
         types = ", ".join(f"{i} ({t.name}) {t.dtype}" for i, t in enumerate(inputs))
         casts = " ".join(f"--cast {one.node}:{i}={dtype}" for i, dtype in helps)
-        yield ConvertError(
+        yield Fault(
+            one.node,
+            protos[one.node].op_type,
             f"plugin {one.creator.title} does not take the types of its inputs: {types}",
-            where=f"node {one.node}",
-            fix=f"{casts} (and --cast {one.node}:out0=DTYPE, if what follows needs the old type)"
+            f"{casts} (and --cast {one.node}:out0=DTYPE, if what follows needs the old type)"
             if helps
             else "cast them to what the plugin's supportsFormatCombination takes; no single Cast helps",
         )

@@ -88,6 +88,14 @@ def describe(info: ValueInfoProto) -> TensorInfo:
     return TensorInfo(dtype_name(kind.elem_type) if kind.elem_type else "", shape)
 
 
+def clear_unknown_dims(model: ModelProto) -> None:
+    """Leave dimensions of the model's inputs empty, in place, that say neither size nor name: TensorRT reads some as 0."""
+    for value in model.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if _dim(dim) is None:
+                dim.Clear()
+
+
 def _dim(dim: TensorShapeProto.Dimension) -> int | str | None:
     """Size or name; None for neither, and for what some exporters write instead: -1, "-1", "?"."""
     if dim.HasField("dim_value"):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import onnx
 from onnx import ModelProto, NodeProto
 
-from trtconvert import branches, contrib, formats, wishes
+from trtconvert import branches, contract, contrib, formats, parameters, wishes
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
 from trtconvert.custom import Custom, PluginNode
-from trtconvert.errors import together
+from trtconvert.faults import Fault, refusal
 from trtconvert.functions import expand, inline_local
 from trtconvert.quantization import dequantize_biases
 
@@ -25,6 +26,7 @@ class Lowered:
     model: ModelProto
     plugin_nodes: list[PluginNode]
     notes: list[str]
+    faults: list[Fault] = field(default_factory=list)
 
 
 def lower(
@@ -32,6 +34,7 @@ def lower(
     folder: Path,
     supports: Callable[[str], bool],
     shapes: Mapping[str, Sequence[int | None]] | None = None,
+    lenient: bool = False,
     custom: Custom | None = None,
 ) -> Lowered:
     """Prepare a copy for parsing: bodies that fuse wrote go, where the op has a creator (older parsers would take them
@@ -42,30 +45,45 @@ def lower(
 
     folder: of external data. supports: whether TensorRT takes a standard op without a plugin. shapes: known dimensions
     of inputs that the model leaves open. custom: the creators that there are, and what is to be changed around their
-    nodes. Raises ConvertError that lists every node which neither ONNX, nor a function, nor a creator defines or whose
-    attributes its creator does not take, or that says why one of onnxruntime's ops cannot be written as standard ones.
+    nodes. Raises ConvertError that lists every node which neither ONNX, nor a function, nor a creator defines or that its
+    creator cannot take, or that says why one of onnxruntime's ops cannot be written as standard ones; if lenient, they are
+    the result's faults instead.
     """
     custom = custom or Custom()
     copy = onnx_model.copy(model)
+    _name_functions(copy)
+    faults: list[Fault] = []
     notes = _drop_bodies(copy, custom)
+    onnx_graph.clear_unknown_dims(copy)
     copy = inline_local(copy)
     wishes.give(onnx_model.all_nodes(copy), custom.wishes.maps)
-    copy, written = _standard(copy, folder, custom)
+    copy, written = _standard(copy, folder, custom, faults if lenient else None)
     folds = branches.fold(copy, folder, shapes)
     notes += [*written, *(f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds)]
+    if folded := parameters.settle(copy, folder):
+        notes.append(
+            f"{len(folded)} nodes computed before the build: {', '.join(folded[:5])}{', ...' if folded[5:] else ''}"
+        )
     copy, expanded = expand(copy, lambda op_type: supports(op_type) or custom.has(op_type))
     notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     _name(onnx_model.all_nodes(copy))
-    if faults := list(wishes.cast(copy, custom.wishes.casts)):
-        raise together(faults)
-    nodes = list(onnx_model.all_nodes(copy))
-    native = [n for n in nodes if n.domain in onnx_model.STANDARD_DOMAINS and supports(n.op_type)]
-    theirs = {id(node) for node in native}
-    plugin_nodes, said = custom.prepare(copy, [node for node in nodes if id(node) not in theirs])
-    notes += [*said, *custom.overlooked(native), *formats.widen(copy, folder, plugin_nodes)]
-    return Lowered(copy, plugin_nodes, notes)
+    contract.shield(copy)
+    faults += wishes.cast(copy, custom.wishes.casts)
+    nodes = [node for node in onnx_model.all_nodes(copy) if not any(f.node == node.name for f in faults)]
+    plugin_nodes, told = custom.prepare([node for node in nodes if _is_custom(node, supports, custom)], faults)
+    if faults and not lenient:
+        raise refusal("trtconvert", faults)
+    notes += [*told, *custom.settle_natives(copy, plugin_nodes), *formats.widen(copy, folder, plugin_nodes)]
+    return Lowered(copy, plugin_nodes, notes, faults)
+
+
+def _is_custom(node: NodeProto, supports: Callable[[str], bool], custom: Custom) -> bool:
+    """Whether a plugin must make the node: ONNX does not have the op, or TensorRT lacks it and a creator has its name."""
+    if node.domain not in onnx_model.STANDARD_DOMAINS or not onnx.defs.has(node.op_type):
+        return True
+    return not supports(node.op_type) and custom.has(node.op_type)
 
 
 def _drop_bodies(model: ModelProto, custom: Custom) -> list[str]:
@@ -83,13 +101,38 @@ def _drop_bodies(model: ModelProto, custom: Custom) -> list[str]:
     ]
 
 
-def _standard(model: ModelProto, folder: Path, custom: Custom) -> tuple[ModelProto, list[str]]:
+def _standard(
+    model: ModelProto, folder: Path, custom: Custom, faults: list[Fault] | None
+) -> tuple[ModelProto, list[str]]:
+    """onnxruntime's ops as standard ones. With a list of faults, those that cannot be written go there, and none is."""
     onnx_model.adopt_ort_ops(model)
     if not any(contrib.is_contrib(node) for node in onnx_model.all_nodes(model)):
         return model, []
     views = onnx_graph.views(model, folder)
+    if faults is not None:
+        for graph, view in zip(onnx_model.all_graphs(model.graph), views, strict=True):
+            for node in graph.node:
+                known = custom.has(node.op_type) or not contrib.is_contrib(node)
+                if not known and (why := contrib.refusal(node, view)):
+                    faults.append(Fault(node.name, f"{node.domain}::{node.op_type}", why, "", view.path + node.name))
+        if faults:
+            return model, []
     model, written = contrib.standardize(model, views, keep=custom.has)
     return model, [f"{op} x{count} (onnxruntime's) written as standard ONNX" for op, count in written.items()]
+
+
+def name_nodes(model: ModelProto) -> None:
+    """Give every node a name of its own, in place; those of a function begin with the function's."""
+    _name(onnx_model.all_nodes(model))
+    _name_functions(model)
+
+
+def _name_functions(model: ModelProto) -> None:
+    for function in model.functions:
+        inner = [node for graph in onnx_model.function_graphs(function) for node in graph]
+        for node in inner:
+            node.name = f"{function.name}/{node.name or node.op_type}"
+        _name(inner)
 
 
 def _name(nodes: Iterable[NodeProto]) -> None:

@@ -29,7 +29,7 @@ class IO:
 
 def model_io(model: ModelProto, side: str) -> list[IO]:
     """The model's inputs (side "input"; weights are none) or outputs ("output")."""
-    weights = {t.name for t in model.graph.initializer}
+    weights = {t.name for t in model.graph.initializer} if side == "input" else set()
     found = [(v.name, describe(v)) for v in getattr(model.graph, side) if v.name not in weights]
     return [IO(name, info.dtype, None if info.shape is None else list(info.shape)) for name, info in found]
 

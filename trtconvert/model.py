@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
-from trtconvert import weights
+from trtconvert import complaints, structure, text, weights
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file, write_files
 
@@ -44,6 +43,8 @@ def load(path: Path) -> ModelProto:
         raise ConvertError(f"cannot read the model: {error.strerror}", where=str(path)) from error
     if not model.graph.node and not model.graph.output:
         raise _not_onnx(path)
+    text.check(model, path)
+    structure.settle(model, str(path))
     weights.check(external_tensors(model), path.parent)
     return model
 
@@ -115,6 +116,8 @@ def check(model: ModelProto, path: Path | None = None) -> None:
     bare = skeleton(model)
     adopt_ort_ops(bare)
     _allow_unknown_ops(bare)
+    for node in all_nodes(bare):
+        node.name = node.name or f"{node.op_type}_{next(filter(None, node.output), '')}"
     _allow_unknown_ranks(bare)
     for tensor in filter(_heavy, model.graph.initializer):
         size = len(tensor.raw_data)
@@ -127,8 +130,7 @@ def check(model: ModelProto, path: Path | None = None) -> None:
     try:
         onnx.checker.check_model(bare, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), "unknown fault")
-        raise ConvertError(f"the model is not valid ONNX: {first}", where=_where(model, str(error), path)) from error
+        raise complaints.explain(str(error), bare, str(path) if path else None) from error
     except ValueError as error:
         raise ConvertError(f"the model cannot be checked: {error}", where=str(path) if path else None) from error
 
@@ -168,14 +170,6 @@ def _allow_unknown_ranks(bare: ModelProto) -> None:
         _import(bare, _UNKNOWN)
 
 
-def _where(model: ModelProto, message: str, path: Path | None) -> str | None:
-    """The file, and the node: the checker names only its op type when it has no schema for it."""
-    unknown = re.search(r"No Op registered for (\w+)", message)
-    named = [n.name or n.output[0] for n in all_nodes(model) if unknown and n.op_type == unknown[1]]
-    parts = [*([str(path)] if path else []), *([f"node {', '.join(named[:3])}"] if named else [])]
-    return ", ".join(parts) or None
-
-
 # --- walking -------------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +188,14 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
     for node in graph.node:
         for inner in subgraphs(node):
             yield from all_graphs(inner)
+
+
+def function_graphs(function: FunctionProto) -> Iterator[Sequence[NodeProto]]:
+    """The nodes of a function, then those of every graph inside them."""
+    yield function.node
+    for node in function.node:
+        for inner in subgraphs(node):
+            yield from (graph.node for graph in all_graphs(inner))
 
 
 def all_nodes(model: ModelProto) -> Iterator[NodeProto]:

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnx
 from onnx import ModelProto
 
-from trtconvert import adapter, conditions, creators, formats, gpu, shapes, squeezes
+from trtconvert import adapter, conditions, contract, creators, formats, gpu, importable, shapes, squeezes
 from trtconvert import model as onnx_model
-from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, Log, logger, supports
+from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, logger, supports
 from trtconvert.custom import Custom, PluginNode
-from trtconvert.errors import ConvertError, together
+from trtconvert.diagnosis import explain, parser_faults, plain
+from trtconvert.errors import ConvertError
+from trtconvert.faults import refusal
 from trtconvert.files import write_file
 from trtconvert.lower import Lowered, lower
-from trtconvert.manifest import IO, model_io
+from trtconvert.manifest import IO
+from trtconvert.notices import notices
 from trtconvert.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -76,23 +78,22 @@ class Maker:
 
     def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
-        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, self._custom())
+        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, True, self._custom())
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         try:
-            network = Network(
-                self.backend, self.options, lowered.model, self.source, lowered.plugin_nodes, self.targets
-            )
+            importable.require(lowered, self.source, self.backend)
+            network = Network(self.backend, self.options, lowered, self.source, self.targets)
+            lowered.notes.extend(notices(model, self.backend))
             return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
         except ConvertError as error:
             advice = conditions.advice(lowered.model, self.source.parent, profile.ranges)
             if not advice:
                 raise
-            raise ConvertError(error.what, where=error.where, fix=f"{advice}; {error.fix}") from error
+            raise ConvertError(error.what, where=error.where, fix=advice) from error
 
     def _custom(self) -> Custom:
-        return Custom(
-            self.backend.title, creators.registered(self.backend), self.options.wishes, not self.backend.is_rtx
-        )
+        found = creators.registered(self.backend)
+        return Custom(self.backend.title, found, self.options.wishes, not self.backend.is_rtx)
 
 
 def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:
@@ -134,47 +135,42 @@ class Network:
         self,
         backend: Backend,
         options: BuildOptions,
-        model: ModelProto,
+        lowered: Lowered,
         source: Path,
-        plugin_nodes: list[PluginNode],
         targets: tuple[str, ...],
         alone: bool = False,
     ) -> None:
+        self.lowered, self.source, self.alone = lowered, source, alone
         self.backend, self.options, self.targets = backend, options, targets
-        self.model, self.source, self.plugin_nodes, self.alone = model, source, plugin_nodes, alone
+        self.model, self.hint = lowered.model, _hint(lowered.plugin_nodes)
         self.logger, self.log = logger(backend, options.verbose)
         _refuse_unsupported(options, backend)
-        for op in {node.op for node in plugin_nodes if node.op is not None}:
-            adapter.ensure_creator(backend, op.name, op.version, op.namespace, op)
+        model, plugin_nodes = lowered.model, lowered.plugin_nodes
         trt = backend.trt
         self.builder: types.Builder = trt.Builder(self.logger)
         if not self.builder:
             raise ConvertError(f"{backend.title} does not start: {self.log.cause()}")
         self.network: types.INetworkDefinition = self.builder.create_network(backend.network_flags())
-        self.parser: types.OnnxParser = trt.OnnxParser(self.network, self.logger)
-        if any(onnx.defs.has(node.creator.name) for node in plugin_nodes):
-            self.parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
+        self.parser: types.OnnxParser = importable.make_parser(backend, self.network, self.logger, plugin_nodes)
         with adapter.building(_images(targets)):
             parsed = self.parser.parse(onnx_model.serialize(model), str(source.resolve()))
             adapter.raise_failure()
         if not parsed:
-            raise _parse_error(self.parser, backend, self.log, _hint(plugin_nodes))
+            raise self._refused(lowered, source)
         _check_plugins(self.network, trt, plugin_nodes)
-        self.hint = _hint(plugin_nodes)
         self.inputs = [self._io(self.network.get_input(i)) for i in range(self.network.num_inputs)]
         self.outputs = [self._io(self.network.get_output(i)) for i in range(self.network.num_outputs)]
-        self._check_contract(model)
+        contract.check(model, self.inputs, self.outputs, backend.title)
 
     def _io(self, tensor: types.ITensor) -> IO:
         return IO(tensor.name, adapter.dtype_name(tensor.dtype), [*adapter.sizes(tensor.shape)])
 
-    def _check_contract(self, model: ModelProto) -> None:
-        """The engine's inputs and outputs are the model's, in name and order."""
-        for side, engine in (("input", self.inputs), ("output", self.outputs)):
-            expected = [io.name for io in model_io(model, side)]
-            got = [io.name for io in engine]
-            if expected != got:
-                raise ConvertError(f"TensorRT's parser changed the model's {side}s: expected {expected}, got {got}")
+    def _refused(self, lowered: Lowered, source: Path) -> ConvertError:
+        """Every node that the parser refuses, where it can name them, else its first words."""
+        told = importable.ask(lowered, source, self.backend) or parser_faults(self.parser, self.backend.title)
+        if told:
+            return refusal(self.backend.title, told, self.hint)
+        return ConvertError(f"{self.backend.title} cannot import the model: {plain(self.log.cause())}")
 
     def _other_targets(self) -> str:
         if not self.backend.is_rtx or set(self.targets) <= {*RTX_TARGETS, *RTX_EXTRA_TARGETS}:
@@ -198,32 +194,34 @@ class Network:
             adapter.raise_failure()
             if plan is None:
                 self._explain_types()
+                found = explain(self.log.errors, self.log.warnings, self.model)
                 raise ConvertError(
-                    f"{self.backend.title} could not build the engine: {self.log.cause()}",
-                    fix=f"{self.hint}run again with -v for TensorRT's whole log{self._other_targets()}",
+                    f"{self.backend.title} could not build the engine: {found.what}",
+                    where=found.where or None,
+                    fix=f"{self.hint}{found.fix or 'run again with -v for the whole log of TensorRT'}{self._other_targets()}",
                 )
         if cache is not None and self.options.timing_cache is not None:
             write_file(self.options.timing_cache, bytes(cache.serialize()))
         return bytes(plan)
 
     def _explain_types(self) -> None:
-        """Raise a ConvertError if a plugin refuses the types of its inputs."""
+        """Raise a ConvertError if plugins refuse the types of their inputs."""
         if self.alone:
             return
         layers = [self.network.get_layer(i) for i in range(self.network.num_layers)]
         found = []
-        for node in self.plugin_nodes:
+        for node in self.lowered.plugin_nodes:
             layer = next((one for one in layers if _is_of(one.name, node)), None)
             tensors = [layer.get_input(i) for i in range(layer.num_inputs)] if layer is not None else []
             infos = [(t.name, adapter.dtype_name(t.dtype), tuple(adapter.sizes(t.shape))) for t in tensors if t]
             found.append((node, [formats.Tensor(*info) for info in infos]))
         if faults := list(formats.refusals(self.model, found, self._builds)):
-            raise together(faults)
+            raise refusal(self.backend.title, faults)
 
     def _builds(self, model: ModelProto, node: PluginNode) -> bool:
-        options = BuildOptions(backend=self.options.backend)
+        lowered = Lowered(model, [node], [])
         try:
-            Network(self.backend, options, model, self.source, [node], self.targets[:1], alone=True).build({}, None)
+            Network(self.backend, BuildOptions(), lowered, self.source, self.targets[:1], alone=True).build({}, None)
         except ConvertError:
             return False
         return True
@@ -241,22 +239,6 @@ def _hint(nodes: Sequence[PluginNode]) -> str:
     return (
         f"if it is about shapes: they depend on the data behind {', '.join(found)}, and TensorRT takes few ops on such; "
         "write x[mask] = v as torch.where(mask, v, x), and how many a mask selects as the size of what it selects; "
-    )
-
-
-def _parse_error(parser: types.OnnxParser, backend: Backend, log: Log, hint: str) -> ConvertError:
-    """Every node that the parser refused, with its reason."""
-    lines = []
-    for i in range(parser.num_errors):
-        error = parser.get_error(i)
-        name = error.node_name() or f"number {error.node()}"
-        told = [line for line in error.desc().splitlines() if "CudaError" not in line]  # there need not be a GPU
-        reason = "; ".join(told)
-        lines.append(f"node {name} ({error.node_operator()}): {reason}" if error.node() >= 0 else reason)
-    return ConvertError(
-        f"{backend.title} cannot import the model: {lines[0] if lines else log.cause()}",
-        where="; ".join(lines[1:4]) or None,
-        fix=f"{hint}rewrite or replace the node in the exporter, or give a plugin for it with --plugin",
     )
 
 

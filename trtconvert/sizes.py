@@ -49,7 +49,9 @@ class _Trials:
     """Runs one model at sizes, as long as trials and time last."""
 
     def __init__(self, model: ModelProto, folder: Path, fixed: Mapping[str, Sequence[int]]) -> None:
-        self.inputs = [_with_shape(io, fixed) for io in model_io(model, "input")]
+        declared = model_io(model, "input")
+        named = {d: s for io in declared for d, s in zip(io.shape or (), fixed.get(io.name, ()), strict=False)}
+        self.inputs = [IO(io.name, io.dtype, _known(io, fixed, named)) for io in declared]
         self.keys: dict[Key, bool] = {}  # whether it counts samples of a batch
         for io in self.inputs:
             for axis, dim in enumerate(io.shape or ()):
@@ -119,8 +121,13 @@ class _Trials:
         )
 
 
-def _with_shape(io: IO, fixed: Mapping[str, Sequence[int]]) -> IO:
-    return IO(io.name, io.dtype, [*fixed[io.name]]) if io.name in fixed else io
+def _known(
+    io: IO, fixed: Mapping[str, Sequence[int]], named: Mapping[int | str | None, int]
+) -> list[int | str | None] | None:
+    """The shape of an input, as far as fixed inputs tell it."""
+    if io.name in fixed:
+        return [*fixed[io.name]]
+    return io.shape and [named.get(d, d) if isinstance(d, str) else d for d in io.shape]
 
 
 def _compositions(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -12,8 +12,9 @@ import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
 from trtconvert import model as onnx_model
-from trtconvert.attributes import NAMESPACE, VERSION
+from trtconvert.attributes import NAMESPACE, VERSION, op_title
 from trtconvert.errors import ConvertError
+from trtconvert.faults import Fault
 
 MAPPED = "plugin"  # domain of nodes that --map gave to a creator: nothing else claims them
 OPTIONS = ("--map", "--set-attr", "--cast")
@@ -117,11 +118,6 @@ def _unreadable(option: str, text: str, example: str) -> ConvertError:
     return ConvertError(f"{option} {text!r} cannot be read", fix=f"write {option} {example}")
 
 
-def op_title(node: NodeProto) -> str:
-    """The node's op as messages and options name it: with its domain, where it has one."""
-    return node.op_type if node.domain in onnx_model.STANDARD_DOMAINS else f"{node.domain}::{node.op_type}"
-
-
 def default_name(node: NodeProto) -> str:
     """The node's name, or one made of its op type and output."""
     return node.name or f"{node.op_type}_{node.output[0] if node.output else ''}"
@@ -169,7 +165,7 @@ def give(nodes: Iterable[NodeProto], maps: Sequence[Map]) -> None:
         node.attribute.extend(helper.make_attribute(k, v) for k, v in pinned.items() if v is not None)
 
 
-def cast(model: ModelProto, casts: Sequence[Cast]) -> Iterator[ConvertError]:
+def cast(model: ModelProto, casts: Sequence[Cast]) -> Iterator[Fault]:
     """Put the Casts into the model, in place; yields a fault for each that names no tensor of its node."""
     for graph in onnx_model.all_graphs(model.graph) if casts else ():
         nodes: list[NodeProto] = []
@@ -219,9 +215,10 @@ def _place(tensor: str, node: NodeProto) -> tuple[bool, int] | None:
     return next(((output, names.index(tensor)) for output, names in sides if tensor in names), None)
 
 
-def _no_tensor(wish: Cast, node: NodeProto) -> ConvertError:
-    return ConvertError(
+def _no_tensor(wish: Cast, node: NodeProto) -> Fault:
+    return Fault(
+        node.name,
+        op_title(node),
         f"--cast {wish.node}:{wish.tensor} names no input or output of the node",
-        where=f"node {node.name}",
-        fix=f"its inputs are {', '.join(node.input) or 'none'}, by name or number; its outputs out0 to out{len(node.output) - 1}",
+        f"its inputs are {', '.join(node.input) or 'none'}, by name or number; its outputs out0 to out{len(node.output) - 1}",
     )

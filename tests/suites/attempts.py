@@ -59,7 +59,7 @@ def run(case: Case, attempt: Attempt) -> Answer:
                 ranges[given.name] = shapes.Range(array.shape, array.shape, array.shape)
         path.write_bytes(proto.SerializeToString())
         if attempt.plain:
-            return (*_plain(path, ranges), tuple(baked), ())
+            return (*plain(path, ranges), tuple(baked), ())
         options = BuildOptions(shapes=ranges, targets=(attempt.target,) if attempt.target else ())
         try:
             build(path, path.with_suffix(".plan"), options)
@@ -94,7 +94,7 @@ def _is_open(info: onnx.ValueInfoProto) -> bool:
     return not kind.HasField("shape") or any(not d.HasField("dim_value") for d in kind.shape.dim)
 
 
-def _plain(path: Path, ranges: Mapping[str, shapes.Range]) -> tuple[str, str, str]:
+def plain(path: Path, ranges: Mapping[str, shapes.Range]) -> tuple[str, str, str]:
     """TensorRT's parser and builder on the file, as its samples use them."""
     chosen = backend.select()
     trt = chosen.trt

@@ -5,9 +5,9 @@
 Each model is built for one target by TensorRT-RTX in a child process, which may crash or hang without harm. Where a
 shape, an axis, a length or the like is an input, the test's own value of it is baked in, as `--bake NAME=VALUE` does; dynamic
 inputs get the shapes of the test's data. --plain does the same with TensorRT's parser and builder alone, on the same files, for
-comparison. --check-lowered runs the model that the parser is given on the test's inputs in onnxruntime or ONNX's
-reference evaluator, and compares with the expected outputs: what was rewritten still computes the same. --run does so with the engines,
-on a GPU.
+comparison. --check-lowered runs the model that the parser is given on the test's inputs in onnxruntime or ONNX's reference
+evaluator, and compares with the expected outputs: what was rewritten still computes the same. --run does so with the engines, on
+a GPU.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def cli() -> None:
 def main() -> None:
     """Entry point: ConvertError becomes its text and an exit code, never a traceback."""
     try:
-        cli(standalone_mode=False)
+        cli(standalone_mode=False, prog_name="trtconvert")
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:

@@ -1,0 +1,68 @@
+"""The engine's inputs and outputs are the model's: names, order, element types, ranks and known sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx import ModelProto, helper
+
+from trtconvert import model as onnx_model
+from trtconvert.errors import ConvertError
+from trtconvert.manifest import IO, model_io
+
+# What TensorRT reads as another type, exactly or with a notice (notices).
+_READ_AS = {"float64": "float32"}
+
+
+def shield(model: ModelProto) -> None:
+    """Put an Identity between an input of the model and a Loop that reads it, in place: TensorRT-RTX 1.7.1 gives such an
+    input the name that it has in the Loop's body. Every node has a name of its own."""
+    inputs = {value.name for value in model.graph.input}
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type == "Loop" and node.domain in onnx_model.STANDARD_DOMAINS:
+            for index, name in enumerate(node.input):
+                if name in inputs:
+                    inner = f"{node.name}_input_{index}"
+                    nodes.append(helper.make_node("Identity", [name], [inner], name=inner))
+                    node.input[index] = inner
+        nodes.append(node)
+    if len(nodes) > len(model.graph.node):
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+
+
+def check(model: ModelProto, inputs: Sequence[IO], outputs: Sequence[IO], title: str) -> None:
+    """ConvertError where the parsed network's inputs and outputs are not those that the model declares."""
+    for side, engine in (("input", inputs), ("output", outputs)):
+        declared = model_io(model, side)
+        expected, got = [io.name for io in declared], [io.name for io in engine]
+        if expected != got:
+            raise ConvertError(
+                f"{title} changed the model's {side}s: expected {', '.join(expected)}, got {', '.join(got)}",
+                fix="report this model",
+            )
+        for wanted, made in zip(declared, engine, strict=True):
+            difference = _difference(wanted, made)
+            if difference:
+                raise ConvertError(
+                    f"the model declares {side} {wanted.name!r} as {difference}",
+                    where=f"{side} {wanted.name!r}",
+                    fix=f"correct the {side}'s declaration in the model, or leave its shape out",
+                )
+
+
+def _difference(wanted: IO, made: IO) -> str:
+    dtype = _READ_AS.get(wanted.dtype, wanted.dtype)
+    if dtype and dtype != made.dtype:
+        return f"{wanted.dtype}, the engine would have {made.dtype}"
+    if wanted.shape is None or made.shape is None:
+        return ""
+    sizes = [
+        (a, b)
+        for a, b in zip(wanted.shape, made.shape, strict=False)
+        if isinstance(a, int) and isinstance(b, int) and b >= 0
+    ]
+    if len(wanted.shape) != len(made.shape) or any(a != b for a, b in sizes):
+        return f"{list(wanted.shape)}, the engine would have {list(made.shape)}"
+    return ""
