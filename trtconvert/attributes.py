@@ -58,7 +58,8 @@ def check(node: NodeProto, creator: Creator, left_out: Sequence[str] = ()) -> It
             continue
         problem = _unfit(attribute, declared[name], exact=creator.op is not None)
         if problem:
-            fix = f"export it as {declared[name].type}, or --set-attr {node.name}.{name}=VALUE"
+            wanted = f"{declared[name].type}{' within 32 bits' * (declared[name].type in _INTS)}"
+            fix = f"export it as {wanted}, or --set-attr {node.name}.{name}=VALUE"
             yield Fault(node.name, op_title(node), f"attribute {name!r} {problem}", fix)
     node.attribute.extend(helper.make_attribute(f.name, f.default) for f in missing if f.default is not None)
     if lacking := [field for field in missing if field.default is None]:

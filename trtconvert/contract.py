@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from onnx import ModelProto, helper
 
 from trtconvert import model as onnx_model
 from trtconvert.errors import ConvertError
+from trtconvert.faults import Fault
 from trtconvert.manifest import IO, model_io
 
 # What TensorRT reads as another type, exactly or with a notice (notices).
@@ -30,6 +31,19 @@ def shield(model: ModelProto) -> None:
     if len(nodes) > len(model.graph.node):
         del model.graph.node[:]
         model.graph.node.extend(nodes)
+
+
+def faults(model: ModelProto) -> Iterator[Fault]:
+    """Outputs that are inputs too: an engine has one tensor of each name, and TensorRT would rename one of them."""
+    inputs = {value.name for value in model.graph.input}
+    for value in model.graph.output:
+        if value.name in inputs:
+            yield Fault(
+                value.name,
+                "",
+                "this output is an input too, and an engine needs a name for each",
+                "leave the output out, or put an Identity before it that gives it another name",
+            )
 
 
 def check(model: ModelProto, inputs: Sequence[IO], outputs: Sequence[IO], title: str) -> None:

@@ -14,7 +14,8 @@ from onnx import AttributeProto, ModelProto, NodeProto, helper
 from trtconvert import attributes
 from trtconvert import model as onnx_model
 from trtconvert.attributes import NAMESPACE, VERSION, op_title
-from trtconvert.creators import Creator, of_op
+from trtconvert.backend import Backend
+from trtconvert.creators import Creator, of_op, registered
 from trtconvert.faults import Fault
 from trtconvert.op import Op
 from trtconvert.registry import ops
@@ -43,6 +44,11 @@ class Custom:
     creators: Sequence[Creator] = ()
     wishes: Wishes = field(default_factory=Wishes)
     full: bool = False
+
+    @classmethod
+    def of(cls, backend: Backend, wishes: Wishes | None = None) -> Custom:
+        """What there is in this process for that TensorRT."""
+        return cls(backend.title, registered(backend), wishes or Wishes(), not backend.is_rtx)
 
     @cached_property
     def known(self) -> list[Creator]:
@@ -129,7 +135,8 @@ class Custom:
         given = {c.name for c in self.known if c.library and not (c.op and c.op.__module__.startswith("trtconvert."))}
         overlooked: Counter[str] = Counter()
         for node in onnx_model.all_nodes(model):
-            if node.op_type in used | given and node.name not in plugins:
+            standard = node.domain in onnx_model.STANDARD_DOMAINS and onnx.defs.has(node.op_type)
+            if standard and node.op_type in used | given and node.name not in plugins:
                 overlooked[node.op_type] += node.op_type in given
                 if node.op_type in used:
                     node.attribute.append(helper.make_attribute(VERSION, "none: TensorRT's own"))

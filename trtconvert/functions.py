@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
-from onnx.inliner import inline_selected_functions
+from onnx.inliner import inline_local_functions, inline_selected_functions
 
 from trtconvert import model as onnx_model
+from trtconvert.errors import ConvertError
 
 
 def inline_local(model: ModelProto, goes: Callable[[FunctionProto], bool] = lambda _: True) -> ModelProto:
@@ -22,7 +23,14 @@ def inline_local(model: ModelProto, goes: Callable[[FunctionProto], bool] = lamb
     _fill(onnx_model.all_nodes(model), defaults)
     for function in model.functions:
         _fill(_nodes(function), defaults)
-    return inline_selected_functions(model, going)
+    try:
+        if len(going) == len(model.functions):
+            return inline_local_functions(model, convert_version=True)
+        return inline_selected_functions(model, going)
+    except RuntimeError as error:
+        raise ConvertError(
+            f"the model's own functions cannot be written out: {error}", fix="export them with the model's opset"
+        ) from error
 
 
 def has_body(op_type: str, opset: int) -> bool:

@@ -61,9 +61,8 @@ def lower(
     folds = branches.fold(copy, folder, shapes)
     notes += [*written, *(f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds)]
     if folded := parameters.settle(copy, folder):
-        notes.append(
-            f"{len(folded)} nodes computed before the build: {', '.join(folded[:5])}{', ...' if folded[5:] else ''}"
-        )
+        shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
+        notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
     copy, expanded = expand(copy, lambda op_type: supports(op_type) or custom.has(op_type))
     notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
     if biases := dequantize_biases(copy, folder):
@@ -131,7 +130,8 @@ def _name_functions(model: ModelProto) -> None:
     for function in model.functions:
         inner = [node for graph in onnx_model.function_graphs(function) for node in graph]
         for node in inner:
-            node.name = f"{function.name}/{node.name or node.op_type}"
+            if not node.name.startswith(f"{function.name}/"):
+                node.name = f"{function.name}/{node.name or node.op_type}"
         _name(inner)
 
 

@@ -259,7 +259,13 @@ def attribute_values(node: NodeProto) -> dict[str, Any]:
 @cache
 def dtype_name(elem_type: int) -> str:
     """numpy's (ml_dtypes') name of an ONNX element type."""
-    return str(np.dtype(helper.tensor_dtype_to_np_dtype(elem_type)).name)
+    try:
+        return str(np.dtype(helper.tensor_dtype_to_np_dtype(elem_type)).name)
+    except KeyError as error:
+        raise ConvertError(
+            f"element type {elem_type} of a tensor is none that onnx {onnx.__version__} knows",
+            fix="pip install -U onnx",
+        ) from error
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from trtconvert import adapter, conditions, contract, creators, formats, gpu, importable, shapes, squeezes
+from trtconvert import adapter, conditions, contract, formats, gpu, importable, shapes, squeezes
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, logger, supports
 from trtconvert.custom import Custom, PluginNode
@@ -78,7 +78,8 @@ class Maker:
 
     def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
-        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, True, self._custom())
+        custom = Custom.of(self.backend, self.options.wishes)
+        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, True, custom)
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         try:
             importable.require(lowered, self.source, self.backend)
@@ -90,10 +91,6 @@ class Maker:
             if not advice:
                 raise
             raise ConvertError(error.what, where=error.where, fix=advice) from error
-
-    def _custom(self) -> Custom:
-        found = creators.registered(self.backend)
-        return Custom(self.backend.title, found, self.options.wishes, not self.backend.is_rtx)
 
 
 def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:

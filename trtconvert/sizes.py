@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ LIKELY = (256, 64, 512, 48, 32, 1, 224, 128, 1024, 16, 160, 16000, 2)  # in the 
 MAX_BATCH = 16
 SPREAD = 4  # opt is so many times min, and max so many times opt, where the model runs at these
 MAX_TRIALS, MAX_SECONDS = 150, 15.0
+MAX_ELEMENTS = 1 << 27  # of an input
 
 
 def _key(name: str, axis: int, dim: int | str | None) -> Key:
@@ -75,12 +77,12 @@ class _Trials:
 
     def _run(self, sizes: Sizes) -> bool:
         random = np.random.default_rng(0)
-        feeds = {}
-        for io in self.inputs:
-            feeds[io.name] = random_array(random, io.dtype, self._shape(io, sizes))
+        shapes = {io.name: self._shape(io, sizes) for io in self.inputs}
+        if any(math.prod(shape) > MAX_ELEMENTS for shape in shapes.values()):
+            return False
         try:
-            self.session.run(None, feeds)
-        except Exception:  # noqa: BLE001  # see find
+            self.session.run(None, {io.name: random_array(random, io.dtype, shapes[io.name]) for io in self.inputs})
+        except Exception:  # noqa: BLE001  # see propose
             return False
         return True
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo, set_external_data
 
@@ -19,6 +19,8 @@ def check(tensors: Iterable[TensorProto], folder: Path) -> None:
     for tensor in tensors:
         try:
             info = ExternalDataInfo(tensor)
+            if "\0" in info.location or (info.offset or 0) < 0 or (info.length or 0) < 0:
+                raise ValueError(f"location {info.location!r}, offset {info.offset}, length {info.length}")
         except (ValueError, TypeError) as error:
             raise ConvertError(
                 f"tensor {tensor.name!r} has a malformed reference to external data: {error}",
@@ -51,7 +53,8 @@ def check(tensors: Iterable[TensorProto], folder: Path) -> None:
 def size(tensor: TensorProto) -> int:
     """Bytes of data that the tensor's type and shape take; 0 if they cannot be told."""
     with suppress(KeyError, TypeError):
-        return int(np.prod(tensor.dims, dtype=np.int64)) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        count: int = math.prod(tensor.dims)
+        return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     return 0
 
 

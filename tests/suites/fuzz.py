@@ -124,6 +124,30 @@ ATTRIBUTES = st.sampled_from(
 )  # fmt: skip
 
 
+UNARY = ("Relu", "Erf", "Identity", "Sigmoid", "Softmax", "Neg", "Gelu", "LogSoftmax", "Abs", "Flatten", "Transpose")
+BINARY = ("Add", "Mul", "Sub", "Max", "Where", "MatMul", "Concat")
+
+
+@st.composite
+def sound(draw: st.DrawFn) -> bytes:
+    """A model that ONNX takes, with strange names and sizes: most of these are to be built."""
+    names = draw(st.lists(NAMES.filter(lambda name: name.strip("\0")), min_size=8, max_size=8, unique=True))
+    shape = draw(st.sampled_from([[2, 4], [1], [], [3, 0, 2], ["n", 4], [1] * 8, [2] * 9, [2**20, 2**20], [4, 4]]))
+    known, nodes = names[:2], []
+    for i, name in enumerate(names[2 : 3 + draw(st.integers(0, 5))]):
+        op = draw(st.sampled_from(UNARY + BINARY))
+        inputs = [draw(st.sampled_from(known)) for _ in range(1 if op in UNARY else 3 if op == "Where" else 2)]
+        node = helper.make_node(op, inputs, [name], name=draw(NAMES), **({"axis": 0} if op == "Concat" else {}))
+        nodes.append(node if i or draw(st.booleans()) else helper.make_node("Identity", inputs[:1], [name]))
+        known.append(name)
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names[:2]]
+    output = helper.make_tensor_value_info(known[-1], TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, draw(NAMES), inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], producer_name=draw(NAMES))
+    model.ir_version = 9
+    return bytes(model.SerializeToString())
+
+
 @st.composite
 def models(draw: st.DrawFn) -> bytes:
     """A model of a few nodes, most of them on tensors that are there."""
@@ -232,7 +256,7 @@ def _tensor(draw: st.DrawFn, name: str) -> TensorProto:
 
 def fuzz(kind: str, seconds: float, keep: Path, report: Callable[[str], None] = print) -> int:
     """Run for that long; the number of files that did harm. report: told of each, and of the counts."""
-    strategy = {"bytes": mutated, "models": models}[kind]()
+    strategy = mutated() if kind == "bytes" else st.one_of(models(), sound())
     child, counts, bad = Child(attempt, LIMIT_S), Counter[str](), 0
     end, start = time.monotonic() + seconds, int(time.time())
 
