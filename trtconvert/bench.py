@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtconvert import adapter, functions, gpu, libraries, manifest
+from trtconvert import adapter, functions, gpu, libraries, manifest, wishes
 from trtconvert import model as onnx_model
 from trtconvert.bake import decode
 from trtconvert.bodies import add_bodies
@@ -174,7 +174,10 @@ def _twin_of_plan(described: Manifest, plan: Path, folder: Path, notices: list[s
     files = tuple(plan.parent / file for file in described.plugin_files)
     libraries.load_plugins(files, described.backend)
     ranges = {name: Range(*(tuple(p[k]) for k in ("min", "opt", "max"))) for name, p in described.profile.items()}
-    options = BuildOptions(plugins=files, shapes=ranges, bake=decode(described.baked), backend=described.backend)
+    asked = wishes.told(described.options.get("wishes", {}))
+    options = BuildOptions(
+        plugins=files, shapes=ranges, bake=decode(described.baked), backend=described.backend, wishes=asked
+    )
     return _twin(proto, source, options, folder, notices)
 
 

@@ -103,6 +103,10 @@ class Custom:
         found: list[PluginNode] = []
         notes = []
         for node in nodes:
+            while node.input and not node.input[-1]:
+                del node.input[-1]  # the same to ONNX, and nothing that TensorRT could mind
+            if not any(node.input):
+                faults.append(_without_input(node))
             creator = self.resolve(node)
             if isinstance(creator, list):
                 faults += creator
@@ -146,16 +150,7 @@ class Custom:
         ]
 
     def _inputs(self, node: NodeProto, creator: Creator) -> Iterator[Fault]:
-        while node.input and not node.input[-1]:
-            del node.input[-1]  # the same to ONNX, and nothing that TensorRT could mind
-        if not any(node.input):
-            yield Fault(
-                node.name,
-                op_title(node),
-                "it has no input, and TensorRT takes no plugin without one",
-                "give the op an input that it ignores, or make its output an initializer",
-            )
-        elif creator.op is not None and len(node.input) != len(creator.op.inputs()):
+        if creator.op is not None and len(node.input) != len(creator.op.inputs()):
             names = creator.op.inputs()
             yield Fault(
                 node.name,
@@ -178,6 +173,15 @@ class Custom:
                 f"input {list(node.input).index('')} is left out, and {who} needs every input of a plugin",
                 "give it a constant that means the same, or a plugin without that input",
             )
+
+
+def _without_input(node: NodeProto) -> Fault:
+    return Fault(
+        node.name,
+        op_title(node),
+        "it has no input, and TensorRT takes no plugin without one",
+        "give the op an input that it ignores, or make its output an initializer",
+    )
 
 
 def _preference(creator: Creator) -> tuple[bool, int, str]:

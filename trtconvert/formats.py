@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
-from trtconvert.attributes import SHAPE_INPUTS
+from trtconvert.attributes import SHAPE_INPUTS, op_title
 from trtconvert.custom import PluginNode
 from trtconvert.faults import Fault
 from trtconvert.wishes import before_input, behind_output, replace_nodes
@@ -66,9 +66,8 @@ def _around(node: NodeProto, op: type, types: list[str], narrow: list[int]) -> t
 
 @dataclass(frozen=True)
 class Tensor:
-    """A plugin layer's input: its name, dtype, and dims, -1 where they are open."""
+    """A plugin layer's input: dtype, and dims, -1 where they are open."""
 
-    name: str
     dtype: str
     shape: tuple[int, ...]
 
@@ -92,15 +91,18 @@ def refusals(
             helps = _helps(protos[one.node], one, inputs, builds)
         if helps is None:
             continue
-        types = ", ".join(f"{i} ({t.name}) {t.dtype}" for i, t in enumerate(inputs))
+        proto = protos[one.node]
+        types = ", ".join(
+            f"{i} ({name}) {t.dtype}" for i, (name, t) in enumerate(zip(proto.input, inputs, strict=False))
+        )
         casts = " ".join(f"--cast {one.node}:{i}={dtype}" for i, dtype in helps)
+        if floats := [inputs[i].dtype for i, _ in helps if "float" in inputs[i].dtype]:
+            casts += f", and --cast {one.node}:out0={floats[0]} if what follows needs the type from before"
         yield Fault(
             one.node,
-            protos[one.node].op_type,
+            op_title(proto),
             f"plugin {one.creator.title} does not take the types of its inputs: {types}",
-            f"{casts} (and --cast {one.node}:out0=DTYPE, if what follows needs the old type)"
-            if helps
-            else "cast them to what the plugin's supportsFormatCombination takes; no single Cast helps",
+            casts or "cast them to what the plugin's supportsFormatCombination takes; no single Cast helps",
         )
 
 

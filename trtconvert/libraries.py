@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +75,7 @@ def load(path: Path, backend: Backend) -> Loaded:
     entry = _open(resolved, needed, foreign, backend)
     new = [c for c in creators.registered(backend) if c not in before]
     if not new:
-        raise _nothing(resolved, entry, foreign, before)
+        raise _nothing(resolved, entry, foreign, before, backend)
     creators.provided_by(backend, new, str(resolved))
     new = [replace(creator, library=str(resolved)) for creator in new]
     notes = [f"{path.name} registered {', '.join(creator.title for creator in new)}"]
@@ -131,17 +134,24 @@ def _not_opened(path: Path, reason: str, needed: tuple[str, ...], foreign: list[
     return ConvertError(f"the plugin library does not open: {reason}{lists}", where=str(path), fix=fix)
 
 
-def _nothing(path: Path, entry: str, foreign: list[str], before: list[Creator]) -> ConvertError:
+def _alone(path: Path, backend: Backend) -> str:
+    """What the library registers in a process where there is no other library; "" for nothing."""
+    command = [sys.executable, "-m", "trtconvert", "plugins", "list", str(path), "--backend", backend.name, "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ", ".join(f"{c['name']} version {c['version']}" for c in json.loads(result.stdout or "[]"))
+
+
+def _nothing(path: Path, entry: str, foreign: list[str], before: list[Creator], backend: Backend) -> ConvertError:
     others = sorted({Path(creator.library).name for creator in before if creator.library})
     if entry == "getPluginCreators":
         what = "has getPluginCreators only, the entry point of before TensorRT 10, and registered nothing when opened"
         fix = "export getCreators and setLoggerFinder, which return IPluginCreatorV3One objects"
+    elif entry and (names := _alone(path, backend) if others else ""):
+        what = f"has nothing new: {names} is registered already, by {' or '.join(others)}"
+        fix = "load one of the libraries only, or give one plugin another version or namespace"
     elif entry:
-        what = (
-            "opens, but registered no creator: its getCreators returned none, or only some that are registered already"
-        )
+        what = "opens, but registered no creator: its getCreators returned none"
         fix = "let getCreators return the creators and their number"
-        fix += f"; do not load it together with {', '.join(others)} if they have the same plugins" if others else ""
     else:
         what = (
             "opens, but registered no creator: it exports no getCreators, and none registered itself when it was opened"

@@ -210,7 +210,7 @@ class Network:
         for node in self.lowered.plugin_nodes:
             layer = next((one for one in layers if _is_of(one.name, node)), None)
             tensors = [layer.get_input(i) for i in range(layer.num_inputs)] if layer is not None else []
-            infos = [(t.name, adapter.dtype_name(t.dtype), tuple(adapter.sizes(t.shape))) for t in tensors if t]
+            infos = [(adapter.dtype_name(t.dtype), tuple(adapter.sizes(t.shape))) for t in tensors if t]
             found.append((node, [formats.Tensor(*info) for info in infos]))
         if faults := list(formats.refusals(self.model, found, self._builds)):
             raise refusal(self.backend.title, faults)

@@ -37,8 +37,7 @@ def take_over(model: ModelProto, described: Manifest) -> None:
 
     ConvertError for nodes of a library's plugin: what it computes only the library knows.
     """
-    wanted = described.options.get("wishes", {})
-    asked = wishes.parse(*(wanted.get(option, ()) for option in wishes.OPTIONS))
+    asked = wishes.told(described.options.get("wishes", {}))
     bodies = {(f.domain, f.name) for f in model.functions}
     nodes = [node for node in all_nodes(model) if (node.domain, node.op_type) not in bodies]
     wishes.give(nodes, asked.maps)

@@ -79,8 +79,13 @@ class Wishes:
 def parse(maps: Sequence[str], values: Sequence[str], casts: Sequence[str]) -> Wishes:
     """Read the options. ConvertError says how one is written."""
     given = tuple(map(_map, maps))
-    told = {option: tuple(texts) for option, texts in zip(OPTIONS, (maps, values, casts), strict=True) if texts}
-    return Wishes(given, _of_mapped(map(_value, values), given), _of_mapped(map(_cast, casts), given), told)
+    written = {option: tuple(texts) for option, texts in zip(OPTIONS, (maps, values, casts), strict=True) if texts}
+    return Wishes(given, _of_mapped(map(_value, values), given), _of_mapped(map(_cast, casts), given), written)
+
+
+def told(options: Mapping[str, Sequence[str]]) -> Wishes:
+    """`Wishes.told` read again, as a manifest has it."""
+    return parse(*(options.get(option, ()) for option in OPTIONS))
 
 
 def _of_mapped(wishes: Iterable[W], maps: Sequence[Map]) -> tuple[W, ...]:
