@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import platform
 import struct
 from dataclasses import dataclass
@@ -26,22 +27,24 @@ class Library:
 
 def read(path: Path) -> Library:
     """Read a 64-bit little-endian shared library. ConvertError if the file is none, or is for another machine."""
-    data = path.read_bytes()
-    if not data.startswith(MAGIC):
-        raise ConvertError(
-            f"not a shared library: the file begins with {data[:12]!r}, not with ELF's mark",
-            where=str(path),
-            fix="give the .so that the compiler made, or a .py file that defines an Op",
-        )
+    with path.open("rb") as file:
+        start = file.read(12)
+        if not start.startswith(MAGIC):
+            raise ConvertError(
+                f"not a shared library: the file begins with {start!r}, not with ELF's mark",
+                where=str(path),
+                fix="give the .so that the compiler made, or a .py file that defines an Op",
+            )
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         return _read(data, path)
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError, OverflowError, UnicodeDecodeError) as error:
         raise ConvertError(
             "the shared library is damaged or cut short", where=str(path), fix="copy or build it again"
         ) from error
 
 
-def _read(data: bytes, path: Path) -> Library:
+def _read(data: mmap.mmap, path: Path) -> Library:
     bits = {1: 32, 2: 64}.get(data[4], data[4])
     kind, number = struct.unpack_from("<HH" if data[5] == 1 else ">HH", data, 16)
     machine = _MACHINES.get(number, f"machine {number}")
@@ -67,7 +70,7 @@ def _read(data: bytes, path: Path) -> Library:
     return Library(machine, tuple(_text(data, place + value) for tag, value in entries if tag == _NEEDED))
 
 
-def _text(data: bytes, start: int) -> str:
+def _text(data: mmap.mmap, start: int) -> str:
     end = data.find(b"\0", start)
     if not 0 < start < end:
         raise IndexError(start)

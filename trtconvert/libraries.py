@@ -137,7 +137,8 @@ def _not_opened(path: Path, reason: str, needed: tuple[str, ...], foreign: list[
 def _alone(path: Path, backend: Backend) -> str:
     """What the library registers in a process where there is no other library; "" for nothing."""
     command = [sys.executable, "-m", "trtconvert", "plugins", "list", str(path), "--backend", backend.name, "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Elsewhere than here: -m would take modules from this folder.
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     return ", ".join(f"{c['name']} version {c['version']}" for c in json.loads(result.stdout or "[]"))
 
 
