@@ -14,8 +14,9 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tests.conftest import Run, assert_clean_error
 from tests.native_libraries import needs_compiler, plugin_library
+from trtconvert import attributes
+from trtconvert.creators import Creator, Field
 
-GELU = {"name": "MyGelu"}
 EPS = (("eps", "float32", 1), ("mode", "int32", 1))
 
 
@@ -41,9 +42,14 @@ def save(
     x = helper.make_tensor_value_info("x", dtype, shape)
     y = helper.make_tensor_value_info("y", *(out or (dtype, shape)))
     graph = helper.make_graph(list(nodes), "g", [x], [y], values, value_info=list(infos))
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("acme", 1)]
+    domains = {node.domain for node in nodes} | {"acme"}
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(name, 1) for name in sorted(domains) if name)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=functions), path)
     return path
+
+
+def tensor(dtype: str, *shape: int) -> TensorProto:
+    return numpy_helper.from_array(np.ones(shape, dtype), "w")
 
 
 @pytest.fixture
@@ -64,13 +70,14 @@ def fails(run: Run, tmp_path: Path) -> Any:
     """Build m.onnx with these options, which must fail cleanly; returns what it said."""
 
     def build(*options: object, words: Sequence[str] = ()) -> str:
-        result = run("build", "m.onnx", *options)
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.plan*")}
+        result = run("build", "m.onnx", "-o", "m.plan", *options)
         assert result.returncode == 1, result.stdout + result.stderr
         assert "Traceback" not in result.stderr
         assert result.stderr.splitlines()[-1].startswith(("  fix:", "  at:", "error:"))
         for word in words:
             assert word in result.stderr
-        assert not list(tmp_path.glob("*.plan*"))
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.plan*")} == before
         return result.stderr
 
     return build
@@ -81,15 +88,14 @@ def python_op(path: Path, name: str, body: str = "", dtypes: str = "", **attribu
     lines = [f"    {key}: {value}" for key, value in attributes.items()]
     lines += [f"    dtypes = {dtypes}"] if dtypes else []
     path.write_text(
-        "from trtconvert import Launch, Op, case, ceil_div, product\n\n\n"
+        "from trtconvert import Op, case\nfrom trtconvert.launch import Launch, ceil_div\n\n\n"
         f"class {name}(Op):\n"
         '    source = \'extern "C" __global__ void k(const IO* x, IO* y, long long n)'
         "{ long long i = blockIdx.x * 256LL + threadIdx.x; if (i < n) y[i] = x[i]; }'\n"
         "    cases = (case((2, 4)),)\n" + "\n".join(lines) + "\n"
         f"{body or '    def output(self, x): return x'}\n"
         "    def launch(self, x, y):\n"
-        "        n = product(x.shape)\n"
-        "        return Launch('k', ceil_div(n, 256), 256, (x, y, n))\n"
+        "        return Launch('k', (ceil_div(x.size, 256), 1, 1), (256, 1, 1), (x, y, x.size))\n"
     )
     return path
 
@@ -289,11 +295,6 @@ def test_fields_arrive_in_the_type_declared(run: Run, tmp_path: Path) -> None:
     }
 
 
-def tensor(dtype: str, *shape: int) -> TensorProto:
-    return numpy_helper.from_array(np.ones(shape, dtype), "w")
-
-
-@needs_compiler
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
@@ -302,7 +303,9 @@ def tensor(dtype: str, *shape: int) -> TensorProto:
         ("int32", 2.5, "is 2.5, int32 is declared"),
         ("int32", float("inf"), "is inf, int32 is declared"),
         ("int32", -(2**31) - 1, "TensorRT passes 32-bit integers"),
+        ("int32", [1, 2**33], "TensorRT passes 32-bit integers"),
         ("int64", 2**33, "TensorRT passes 32-bit integers"),
+        ("int8", 200, "is 200, int8 is declared"),
         ("char", 1, "is an integer, char is declared"),
         ("float32", tensor("int64", 2), "is a tensor of int64, which TensorRT does not pass to plugins as it is"),
         ("float32", tensor("bool", 2), "is a tensor of bool"),
@@ -313,42 +316,47 @@ def tensor(dtype: str, *shape: int) -> TensorProto:
         ("float32", helper.make_graph([], "inner", [], []), "is a graph, which TensorRT passes to no plugin"),
     ],
 )
-def test_attributes_that_do_not_fit(field: str, value: Any, words: str, fails: Any, tmp_path: Path) -> None:
-    save(tmp_path / "m.onnx", node("MyGelu", w=value))
-    fails("--plugin", plugin_library(fields=(("w", field, 1),)), words=["'w'", words, "node g"])
+def test_attributes_that_do_not_fit(field: str, value: Any, words: str) -> None:
+    creator = Creator("MyGelu", "1", "", "V3ONE", (Field("w", field),), "lib.so")
+    (fault,) = attributes.check(node("MyGelu", w=value), creator)
+    assert words in fault.reason
+    assert "'w'" in fault.reason
+    assert (fault.node, fault.op) == ("g", "acme::MyGelu")
+    assert "--set-attr g.w=VALUE" in fault.fix
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("field", "length", "value"),
-    [
-        ("float32", 1, tensor("float32", 2, 2)),
-        ("float32", 1, tensor("float32")),
-        ("int32", 4, tensor("int32", 4)),
-        ("int32", 1, [1, 2, 3, 4]),  # NVIDIA's samples declare 1 for lists too
-        ("char", 1, ["ab", "c"]),
-        ("int64", 1, 2**31 - 1),
-    ],
-)
-def test_attributes_that_fit(field: str, length: int, value: Any, builds: Any, tmp_path: Path) -> None:
-    save(tmp_path / "m.onnx", node("MyGelu", w=value))
-    assert builds("--plugin", plugin_library(fields=(("w", field, length),)))[1] == {"g": "MyGelu"}
+def test_attributes_that_fit(run: Run, tmp_path: Path) -> None:
+    """NVIDIA's samples declare a length of 1 for lists too."""
+    fields = (("f", "float32", 1), ("s", "float32", 1), ("i", "int32", 4), ("n", "int32", 1), ("t", "char", 1))
+    given = {"f": tensor("float32", 2, 2), "s": tensor("float32"), "i": tensor("int32", 4), "n": [1, 2, 3, 4]}
+    save(tmp_path / "m.onnx", node("MyGelu", t=["ab", "c"], z=2**31 - 1, **given))
+    library = plugin_library(fields=(*fields, ("z", "int64", 1)))
+    result = run("build", "m.onnx", "--plugin", library, env={"LOUD": "1"})
+    assert result.returncode == 0, result.stderr
+    told = {line for line in result.stderr.splitlines() if line.startswith("field ")}
+    assert told == {
+        "field f type 1 length 4 first 1",
+        "field s type 1 length 1 first 1",
+        "field i type 5 length 4 first 1",
+        "field n type 5 length 4 first 1",
+        "field t type 6 length 5 text ab",
+        "field z type 5 length 1 first 2147483647",
+    }
 
 
-@needs_compiler
-def test_the_declared_length_counts(fails: Any, tmp_path: Path) -> None:
-    library = plugin_library(fields=(("w", "int32", 3),))
-    for value in ([1, 2], 5, tensor("int32", 2, 2)):
-        save(tmp_path / "m.onnx", node("MyGelu", w=value))
-        fails("--plugin", library, words=["'w' has", "3 declared"])
+@pytest.mark.parametrize("value", [[1, 2], 5, tensor("int32", 2, 2)])
+def test_the_declared_length_counts(value: Any) -> None:
+    creator = Creator("MyGelu", "1", "", "V3ONE", (Field("w", "int32", 3),), "lib.so")
+    (fault,) = attributes.check(node("MyGelu", w=value), creator)
+    assert "'w' has" in fault.reason
+    assert "3 declared" in fault.reason
 
 
 def test_attributes_of_a_python_op(fails: Any, builds: Any, tmp_path: Path) -> None:
     plugin = python_op(tmp_path / "op.py", "Same", alpha="float = 0.5", mode="int = 0", kind="str = 'a'")
     save(tmp_path / "m.onnx", node("Same", alpha=1, mode=2.0, kind="b"))
     assert builds("--plugin", plugin)[1] == {"g": "Same"}
-    for path in tmp_path.glob("m.plan*"):
-        path.unlink()
     save(tmp_path / "m.onnx", node("Same", alpha=[1.0, 2.0], mode=[1], kind=["b"], beta=1))
     fails("--plugin", plugin, words=["'alpha' has 2 values, 1 declared", "'kind' is strings", "'beta' is not one"])
 

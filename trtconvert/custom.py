@@ -21,6 +21,8 @@ from trtconvert.op import Op
 from trtconvert.registry import ops
 from trtconvert.wishes import MAPPED, Wishes, is_meant
 
+NOBODY = "none"  # a plugin version that no creator has
+
 
 @dataclass(frozen=True)
 class PluginNode:
@@ -105,19 +107,24 @@ class Custom:
         for node in nodes:
             while node.input and not node.input[-1]:
                 del node.input[-1]  # the same to ONNX, and nothing that TensorRT could mind
-            if not any(node.input):
-                faults.append(_without_input(node))
+            missing = [] if any(node.input) else [_without_input(node)]
             creator = self.resolve(node)
             if isinstance(creator, list):
-                faults += creator
+                faults += [*creator, *missing]
                 continue
             self._set_values(node, creator)
-            problems = [*attributes.check(node, creator, self.wishes.left_out(node)), *self._inputs(node, creator)]
+            problems = [
+                *missing,
+                *attributes.check(node, creator, self.wishes.left_out(node)),
+                *self._inputs(node, creator),
+            ]
             problems += attributes.shape_inputs(node, creator)
             faults += problems
             if creator.namespace not in (node.domain, "") and not _has(node, NAMESPACE) and node.domain != MAPPED:
                 notes.append(f"{node.name} ({op_title(node)}) is made by {creator.title}")
-            if not problems:
+            if problems:
+                _pin(node, NOBODY, "")  # what does not fit a plugin must not reach it
+            else:
                 found.append(_ready(node, creator))
         return found, notes
 
@@ -143,7 +150,7 @@ class Custom:
             if standard and node.op_type in used | given and node.name not in plugins:
                 overlooked[node.op_type] += node.op_type in given
                 if node.op_type in used:
-                    node.attribute.append(helper.make_attribute(VERSION, "none: TensorRT's own"))
+                    _pin(node, NOBODY, "")
         return [
             f"{op_type} x{count}: TensorRT's own layer is used, not the plugin of that name; --map {op_type}={op_type} takes it"
             for op_type, count in (+overlooked).items()
@@ -232,12 +239,17 @@ def _elsewhere(node: NodeProto, found: list[Creator], version: str | None, names
     )
 
 
-def _ready(node: NodeProto, creator: Creator) -> PluginNode:
-    pinned = {VERSION: creator.version, NAMESPACE: creator.namespace}
+def _pin(node: NodeProto, version: str, namespace: str) -> None:
+    """Make the node name exactly that version and namespace."""
+    pinned = {VERSION: version, NAMESPACE: namespace}
     kept = [a for a in node.attribute if a.name not in pinned]
     del node.attribute[:]
     node.attribute.extend(kept)
     node.attribute.extend(helper.make_attribute(name, value) for name, value in pinned.items())
+
+
+def _ready(node: NodeProto, creator: Creator) -> PluginNode:
+    _pin(node, creator.version, creator.namespace)
     if creator.op is not None:
         # The parser wants as many outputs as the plugin has, which has one more for each size that depends on the data.
         node.output.extend(f"{node.name}_counted_{i}" for i in range(creator.op.counts()))
