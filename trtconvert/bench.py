@@ -69,7 +69,7 @@ def bench(
         made = make(path, options, Path(folder))
         result = BenchResult(f"{gpu.require().name}, {next(iter(made.engines.values())).backend.title}")
         result.notices += made.notices
-        for label, feeds in random_feeds(made.inputs, made.profile, seed):
+        for label, feeds in random_feeds(made.inputs, made.profile, seed, made.values, made.unfit):
             _measure(made.engines, label, feeds, graphs, (runs, rounds), result)
             if by_layer:
                 result.layers |= {(name, label): layers(engine, feeds) for name, engine in made.engines.items()}
@@ -113,6 +113,8 @@ class _Engines:
     inputs: list[IO]
     profile: Profile
     notices: list[str]
+    values: Profile = field(default_factory=dict)  # of shape tensors
+    unfit: list[str] = field(default_factory=list)  # points at which they do not go together
 
 
 def _of_model(source: Path, options: BuildOptions, folder: Path) -> _Engines:
@@ -123,9 +125,11 @@ def _of_model(source: Path, options: BuildOptions, folder: Path) -> _Engines:
     described, engine, notices = built.manifest, load_engine(built.plan), list(built.notices)
     if not described.plugins:
         notices.append("the engine has no plugins: it is timed alone")
-        return _Engines({NATIVE: engine}, described.onnx_inputs, described.profile, notices)
+        return _Engines(
+            {NATIVE: engine}, described.onnx_inputs, described.profile, notices, described.values, described.unfit
+        )
     engines = {PLUGINS: engine} | _twin(proto, source, options, folder, notices)
-    return _Engines(engines, described.onnx_inputs, described.profile, notices)
+    return _Engines(engines, described.onnx_inputs, described.profile, notices, described.values, described.unfit)
 
 
 def _of_plan(plan: Path, options: BuildOptions, folder: Path) -> _Engines:
@@ -138,9 +142,9 @@ def _of_plan(plan: Path, options: BuildOptions, folder: Path) -> _Engines:
     profile = _profile(described.profile, described.onnx_inputs, options)
     if not described.plugins:
         notices.append("the plan has no plugins: it is timed alone")
-        return _Engines({NATIVE: engine}, described.onnx_inputs, profile, notices)
+        return _Engines({NATIVE: engine}, described.onnx_inputs, profile, notices, described.values, described.unfit)
     engines = {PLUGINS: engine} | _twin_of_plan(described, plan, folder, notices)
-    return _Engines(engines, described.onnx_inputs, profile, notices)
+    return _Engines(engines, described.onnx_inputs, profile, notices, described.values, described.unfit)
 
 
 def _of_engine(engine: Engine) -> Profile:
@@ -173,12 +177,19 @@ def _twin_of_plan(described: Manifest, plan: Path, folder: Path, notices: list[s
         return {}
     files = tuple(plan.parent / file for file in described.plugin_files)
     libraries.load_plugins(files, described.backend)
-    ranges = {name: Range(*(tuple(p[k]) for k in ("min", "opt", "max"))) for name, p in described.profile.items()}
-    asked = wishes.told(described.options.get("wishes", {}))
     options = BuildOptions(
-        plugins=files, shapes=ranges, bake=decode(described.baked), backend=described.backend, wishes=asked
+        plugins=files,
+        shapes=_ranges(described.profile),
+        values=_ranges(described.values),
+        bake=decode(described.baked),
+        backend=described.backend,
+        wishes=wishes.told(described.options.get("wishes", {})),
     )
     return _twin(proto, source, options, folder, notices)
+
+
+def _ranges(profile: Profile) -> dict[str, Range]:
+    return {name: Range(*(tuple(p[k]) for k in ("min", "opt", "max"))) for name, p in profile.items()}
 
 
 def _twin(

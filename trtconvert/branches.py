@@ -24,7 +24,7 @@ _FOLDABLE = frozenset(
         "Gather", "GatherElements", "Slice", "Concat", "Where",
         "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Sign", "Min", "Max",
         "ReduceProd", "ReduceSum", "ReduceMin", "ReduceMax",
-        "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not",
+        "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not", "Range",
     )
 )  # fmt: skip
 _MOVES = frozenset(["Gather", "Slice"])
@@ -68,14 +68,8 @@ def _choose(
     model: ModelProto, folder: Path, shapes: Mapping[str, Sequence[int | None]]
 ) -> tuple[int, dict[int, str]] | None:
     """The first graph with Ifs of known condition: its index, and by node index the branch taken."""
-    known = onnx_model.copy(model)
-    for declared in known.graph.input:
-        dims = declared.type.tensor_type.shape.dim
-        for dim, given in zip(dims, shapes.get(declared.name, ()), strict=False):
-            if given is not None:
-                dim.dim_value = given
     values: Values = {}
-    for graph_index, view in enumerate(onnx_graph.views(known, folder)):
+    for graph_index, view in enumerate(onnx_graph.views(model, folder, shapes)):
         found = {}
         for index, node in enumerate(view.graph.node):
             if node.op_type == "If" and node.domain in onnx_model.STANDARD_DOMAINS:
@@ -149,12 +143,18 @@ def _evaluate(view: GraphView, node: NodeProto, inputs: Sequence[NDArray[Any] | 
     feeds = dict(zip(filter(None, node.input), inputs, strict=True))
     if any(array is None or array.size > onnx_graph.MAX_FOLDED for array in feeds.values()):
         return None
+    if node.op_type == "Range" and not _is_short(*feeds.values()):
+        return None
     try:
         with np.errstate(all="ignore"):
             (result,) = ReferenceEvaluator(node, opsets={"": view.opset}).run(None, feeds)
     except Exception:  # noqa: BLE001  # the evaluator's own errors are of many types; what it cannot compute is not known
         return None
     return np.asarray(result)
+
+
+def _is_short(start: Any, limit: Any, delta: Any) -> bool:
+    return bool(delta) and abs(float(limit) - float(start)) <= abs(float(delta)) * onnx_graph.MAX_FOLDED
 
 
 # --- the branch in place of the node -------------------------------------------------------------------------------

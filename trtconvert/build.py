@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os.path
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from onnx import ModelProto
 
 import trtconvert
-from trtconvert import bake, gpu, launch, libraries, manifest, shapes, sizes, wishes
+from trtconvert import bake, fit, gpu, launch, libraries, manifest, shape_values, shapes, sizes, wishes
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
 from trtconvert.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
@@ -69,11 +69,14 @@ def build(
     wishes.check(options.wishes, proto)
     digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
     baked = bake.bake(proto, options.bake)
-    profile = shapes.profile(proto, options.shapes, lambda: sizes.propose(proto, source.parent, options.shapes))
+    profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
     maker = Maker(backend, options, source, targets)
     chosen = _choose(proto, wanted, maker, profile, progress)
     made = chosen.made or maker.make(proto, profile, progress)
+    misfits = {
+        point: f"the {point} sizes of the inputs do not go together: {reason}" for point, reason in made.unfit.items()
+    } | misfits
     plugin_nodes, data = made.lowered.plugin_nodes, made.plan
     described = Manifest(
         tool=f"trtconvert {trtconvert.__version__}",
@@ -91,7 +94,9 @@ def build(
         whole_engine=dataclasses.asdict(chosen.whole) if chosen.whole else {},
         targets=list(targets),
         baked=bake.encode(baked),
-        profiles=[{name: {k: list(v) for k, v in vars(r).items()} for name, r in profile.ranges.items()}],
+        values=_points(profile.values),
+        profiles=[_points(profile.ranges)],
+        unfit=sorted(misfits),
         onnx_inputs=model_io(proto, "input"),
         onnx_outputs=model_io(proto, "output"),
         engine_inputs=made.inputs,
@@ -110,9 +115,22 @@ def build(
         chosen.choices,
         chosen.whole,
         plugin_nodes,
-        [*loaded, *profile.notices, *made.lowered.notes, *chosen.notes],
+        [*loaded, *profile.notices, *misfits.values(), *made.lowered.notes, *made.notes, *chosen.notes],
         time.monotonic() - started,
     )
+
+
+def _profile(proto: ModelProto, folder: Path, options: BuildOptions) -> tuple[shapes.Profile, dict[str, str]]:
+    """Shapes and values of the inputs, checked against the model; the points at which they need not fit, and why."""
+    given = {**shape_values.implied(proto, options.values), **options.shapes}
+    found = shapes.profile(proto, given, lambda: sizes.propose(proto, folder, given))
+    shape_values.check(proto, options.values, found.fixed)
+    profile, misfits = fit.settle(proto, folder, dataclasses.replace(found, values=options.values))
+    return profile, {misfit.point: str(misfit) for misfit in misfits}
+
+
+def _points(ranges: Mapping[str, shapes.Range]) -> dict[str, dict[str, list[int]]]:
+    return {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
 
 
 def _choose(

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
-from trtconvert import model as onnx_model
 from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault
 from trtconvert.manifest import IO, model_io
 
 # What TensorRT reads as another type, exactly or with a notice (notices).
 _READ_AS = {"float64": "float32"}
-
-
-def shield(model: ModelProto) -> None:
-    """Put an Identity between an input of the model and a Loop that reads it, in place: TensorRT-RTX 1.7.1 gives such an
-    input the name that it has in the Loop's body. Every node has a name of its own."""
-    inputs = {value.name for value in model.graph.input}
-    nodes = []
-    for node in model.graph.node:
-        if node.op_type == "Loop" and node.domain in onnx_model.STANDARD_DOMAINS:
-            for index, name in enumerate(node.input):
-                if name in inputs:
-                    inner = f"{node.name}_input_{index}"
-                    nodes.append(helper.make_node("Identity", [name], [inner], name=inner))
-                    node.input[index] = inner
-        nodes.append(node)
-    if len(nodes) > len(model.graph.node):
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
 
 
 def faults(model: ModelProto) -> Iterator[Fault]:

@@ -6,105 +6,14 @@ Source: onnxruntime 1.32, docs/ContribOperators.md, and what its CPU kernels com
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
-from trtconvert import model as onnx_model
-from trtconvert.errors import ConvertError
-
-Known = Callable[[str], "tuple[str, int | None]"]  # dtype ("" if unknown) and rank of a tensor
-
-
-class Writer:
-    """Writes the standard nodes of one contrib node: `op.Mul(a, b)` is a node, its value the name of what it makes.
-
-    The op's inputs are named x0, x1, ...; dtype is that of its data, "" if unknown.
-    """
-
-    def __init__(self, node: NodeProto, opset: int, known: Known) -> None:
-        self.node, self.opset = node, opset
-        self.nodes: list[NodeProto] = []
-        self.attributes = onnx_model.attribute_values(node)
-        self.known = {f"x{i}": known(name) for i, name in enumerate(node.input) if name}
-
-    def __getattr__(self, op_type: str) -> Callable[..., str]:
-        if op_type.startswith("_"):
-            raise AttributeError(op_type)
-        return partial(self.node_of, op_type)
-
-    def node_of(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """A node of that type; the name of what it makes."""
-        output = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op_type, list(inputs), [output], **attributes))
-        return output
-
-    def refuse(self, why: str, fix: str | None = None) -> ConvertError:
-        name = self.node.name or next(iter(self.node.output), "")
-        return ConvertError(f"{self.node.op_type} {why}", where=f"node {name}", fix=fix)
-
-    def wants(self, *outputs: int) -> bool:
-        """Whether any of these outputs of the op is there."""
-        return any(self.node.output[i] for i in outputs if i < len(self.node.output))
-
-    def dtype(self, name: str) -> str:
-        return self.known[name][0]
-
-    def rank(self, name: str) -> int | None:
-        return self.known[name][1]
-
-    def axes_from(self, axis: int, x: str) -> list[int]:
-        """The axes from `axis` to the last, counted from the end."""
-        rank = self.rank(x)
-        if axis >= 0 and rank is None:
-            raise self.refuse(f"has axis {axis} of a tensor of unknown rank", "export it with axis -1, or with shapes")
-        return list(range(axis if axis < 0 else axis - (rank or 0), 0))
-
-    def tensor(self, value: Any, dtype: Any) -> str:
-        """A constant."""
-        return self.Constant(value=numpy_helper.from_array(np.asarray(value, dtype)))
-
-    def number(self, value: float, like: str) -> str:
-        """A constant of an input's dtype."""
-        if self.dtype(like):
-            return self.tensor(value, onnx_model.numpy_dtype(self.dtype(like)))
-        return self.CastLike(self.tensor(value, np.float32), like)
-
-    def wide(self, x: str, like: str = "") -> str:
-        """x as float32; like: the input whose dtype it has, itself unless given."""
-        return x if self.dtype(like or x) == "float32" else self.Cast(x, to=TensorProto.FLOAT)
-
-    def narrow(self, x: str, like: str) -> str:
-        """A float32 tensor in an input's dtype."""
-        dtype = self.dtype(like)
-        if dtype == "float32":
-            return x
-        return self.Cast(x, to=onnx_model.elem_type(dtype)) if dtype else self.CastLike(x, like)
-
-    def reduce(self, op_type: str, x: str, axes: Sequence[int], since: int, keepdims: int = 1) -> str:
-        """A reduction; from opset `since` on its axes are an input."""
-        if self.opset >= since:
-            return self.node_of(op_type, x, self.tensor(axes, np.int64), keepdims=keepdims)
-        return self.node_of(op_type, x, axes=axes, keepdims=keepdims)
-
-    def mean(self, x: str, axes: Sequence[int]) -> str:
-        return self.reduce("ReduceMean", x, axes, since=18)
-
-    def total(self, *terms: str) -> str:
-        """The sum of the terms that are there."""
-        present = [t for t in terms if t]
-        result = present[0]
-        for term in present[1:]:
-            result = self.Add(result, term)
-        return result
-
+from trtconvert.writer import Outputs, Writer
 
 # --- the ops: inputs and outputs are names of tensors, "" for an input that is not there -------------------------------
-
-Outputs = tuple[str, ...]
 
 
 def _gelu(op: Writer, x: str) -> Outputs:
@@ -140,25 +49,25 @@ def _quick_gelu(op: Writer, x: str) -> Outputs:
 
 
 def _layer_norm(op: Writer, x: str, scale: str, b: str = "") -> Outputs:
-    return _normalize(op, x, "x0", scale, b, epsilon=1e-5)
+    return normalize(op, x, "x0", scale, b, epsilon=1e-5)
 
 
 def _simplified_layer_norm(op: Writer, x: str, scale: str) -> Outputs:
-    y, _, inv_std_var = _normalize(op, x, "x0", scale, None, epsilon=1e-5, statistics=op.wants(1))
+    y, _, inv_std_var = normalize(op, x, "x0", scale, None, epsilon=1e-5, statistics=op.wants(1))
     return y, inv_std_var
 
 
 def _skip_layer_norm(op: Writer, x: str, skip: str, gamma: str, beta: str = "", bias: str = "") -> Outputs:
     x = op.total(x, skip, bias)
-    return (*_normalize(op, x, "x0", gamma, beta, epsilon=1e-12), x)
+    return (*normalize(op, x, "x0", gamma, beta, epsilon=1e-12), x)
 
 
 def _skip_simplified_layer_norm(op: Writer, x: str, skip: str, gamma: str, bias: str = "") -> Outputs:
     x = op.total(x, skip, bias)
-    return (*_normalize(op, x, "x0", gamma, None, epsilon=1e-12), x)
+    return (*normalize(op, x, "x0", gamma, None, epsilon=1e-12), x)
 
 
-def _normalize(
+def normalize(
     op: Writer, x: str, like: str, scale: str, bias: str | None, epsilon: float, statistics: bool | None = None
 ) -> Outputs:
     """(x - mean) / sqrt(var + epsilon) * scale + bias, mean and 1 / sqrt(var + epsilon); bias None: without the mean.
@@ -201,7 +110,7 @@ def _embed_layer_norm(
         length = op.Gather(op.Shape(ids), op.tensor([1], np.int64))
         position = op.Slice(positions, first, length, first)
     x = op.total(op.Gather(words, ids), position, op.Gather(segments, segment_ids) if segment_ids else "")
-    y, _, _ = _normalize(op, x, words, gamma, beta, epsilon=1e-12, statistics=False)
+    y, _, _ = normalize(op, x, words, gamma, beta, epsilon=1e-12, statistics=False)
     count = ""
     if op.wants(1) and mask:
         ones = op.Cast(op.Equal(mask, op.tensor(1, np.int32)), to=TensorProto.INT32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -66,6 +67,10 @@ _FOLDABLE = frozenset(
     ]
 )
 
+
+Known: TypeAlias = "Mapping[str, Sequence[int | None]]"
+"""Dimensions by the name of an input, None for one that stays open."""
+NOTHING: Known = {}
 
 Shape: TypeAlias = "tuple[int | str | None, ...]"
 """A dimension each as number or name; None where nothing is known of it."""
@@ -261,13 +266,19 @@ def _defaults(op_type: str, opset: int | None) -> dict[str, Any]:
     return found
 
 
-def infer(model: ModelProto) -> dict[int, dict[str, TensorInfo]]:
+def infer(model: ModelProto, shapes: Known = NOTHING) -> dict[int, dict[str, TensorInfo]]:
     """Dtypes and shapes of every tensor by ONNX shape inference, per graph (keyed by its order in `all_graphs`).
 
-    Stored value_info is only believed where inference finds nothing: exporters and editors leave it stale.
+    Stored value_info is only believed where inference finds nothing: exporters and editors leave it stale. shapes: dimensions
+    of inputs that the model leaves open.
     """
     stored = [{v.name: describe(v) for v in g.value_info} for g in all_graphs(model.graph)]
     bare = contrib.for_inference(skeleton(model))
+    for declared in bare.graph.input:
+        dims = declared.type.tensor_type.shape.dim
+        for dim, given in zip(dims, shapes.get(declared.name, ()), strict=False):
+            if given is not None:
+                dim.dim_value = given
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
@@ -279,9 +290,10 @@ def infer(model: ModelProto) -> dict[int, dict[str, TensorInfo]]:
     return result
 
 
-def views(model: ModelProto, folder: Path) -> list[GraphView]:
-    """A GraphView of the main graph and of each subgraph, in the order of `all_graphs`, parents before children."""
-    infos = infer(model)
+def views(model: ModelProto, folder: Path, shapes: Known = NOTHING) -> list[GraphView]:
+    """A GraphView of the main graph and of each subgraph, in the order of `all_graphs`, parents before children. shapes:
+    dimensions of inputs that the model leaves open."""
+    infos = infer(model, shapes)
     found: list[GraphView] = []
 
     def visit(graph: GraphProto, parent: GraphView | None, path: str) -> None:

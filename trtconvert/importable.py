@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import ModelProto
 
-from trtconvert import adapter, contract, dtypes, rules
+from trtconvert import adapter, contract, dtypes, rules, shape_values
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend, logger
@@ -23,7 +23,7 @@ from trtconvert.lower import Lowered
 def require(lowered: Lowered, source: Path, backend: Backend) -> None:
     """ConvertError that lists all faults, if there are any that lowering or a rule can tell."""
     if known_faults(lowered, source.parent, backend):
-        raise refusal(backend.title, all_faults(lowered, source, backend))
+        raise refusal(backend.title, shape_values.with_bake(all_faults(lowered, source, backend), lowered.model))
 
 
 def all_faults(lowered: Lowered, source: Path, backend: Backend) -> list[Fault]:

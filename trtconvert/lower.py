@@ -9,13 +9,13 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto
 
-from trtconvert import branches, contract, contrib, formats, parameters, wishes
+from trtconvert import branches, contrib, formats, loops, narrow_integers, parameters, standard, wishes
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
 from trtconvert.custom import Custom, PluginNode
 from trtconvert.faults import Fault, refusal
-from trtconvert.functions import expand, inline_local
+from trtconvert.functions import inline_local
 from trtconvert.quantization import dequantize_biases
 
 
@@ -53,22 +53,27 @@ def lower(
     copy = onnx_model.copy(model)
     _name_functions(copy)
     faults: list[Fault] = []
+    known = shapes or onnx_graph.NOTHING
     notes = _drop_bodies(copy, custom)
     onnx_graph.clear_unknown_dims(copy)
     copy = inline_local(copy)
     wishes.give(onnx_model.all_nodes(copy), custom.wishes.maps)
-    copy, written = _standard(copy, folder, custom, faults if lenient else None)
-    folds = branches.fold(copy, folder, shapes)
-    notes += [*written, *(f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds)]
-    if folded := parameters.settle(copy, folder):
+    copy, said = _standard(copy, folder, custom, faults if lenient else None)
+    folds = branches.fold(copy, folder, known)
+    notes += [*said, *(f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds)]
+    if folded := parameters.settle(copy, folder, known):
         shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
         notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
-    copy, expanded = expand(copy, lambda op_type: supports(op_type) or custom.has(op_type))
-    notes += [f"{op} x{count} written as the function that ONNX defines for it" for op, count in expanded.items()]
+    copy, written = standard.standardize(copy, folder, lambda op: supports(op) or custom.has(op), known, faults)
+    notes += [f"{op} x{count} written as {how}" for (op, how), count in written.items()]
+    branches.fold(copy, folder, known)  # what is in functions that ONNX defines
+    parameters.settle(copy, folder, known)
+    if widened := narrow_integers.widen(copy, folder):
+        notes.append(f"{widened} nodes compute with integers of 8 bits in int32")
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     _name(onnx_model.all_nodes(copy))
-    contract.shield(copy)
+    loops.settle(copy)
     faults += wishes.cast(copy, custom.wishes.casts)
     nodes = [node for node in onnx_model.all_nodes(copy) if not any(f.node == node.name for f in faults)]
     plugin_nodes, told = custom.prepare([node for node in nodes if _is_custom(node, supports, custom)], faults)

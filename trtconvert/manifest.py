@@ -73,6 +73,10 @@ class Manifest:
     precision: str
     options: dict[str, Any] = field(default_factory=dict)
     fuse: str = ""  # as --fuse said it
+    values: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # of shape tensors, as a profile
+    unfit: list[str] = field(
+        default_factory=list
+    )  # points, "min" or "max", at which the inputs' sizes do not go together
     baked: dict[str, dict[str, Any]] = field(default_factory=dict)  # inputs made constants, see bake.encode
     choices: list[dict[str, Any]] = field(default_factory=list)  # choose.Choice of each fusion
     whole_engine: dict[str, Any] = field(default_factory=dict)  # choose.Whole, if it was measured

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,25 @@ import ml_dtypes
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    helper,
+)
 from onnx.external_data_helper import ExternalDataInfo
 
-from trtconvert import complaints, structure, text, weights
+from trtconvert import complaints, leniency, structure, text, weights
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file, write_files
 
 _PROTOBUF_LIMIT = 2**31 - 1
 STANDARD_DOMAINS = ("", "ai.onnx")
 ORT_DOMAIN = "com.microsoft"  # onnxruntime's own ops
-_UNKNOWN = "trtconvert.unknown"  # of nodes that the checker is not to judge
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -45,7 +53,10 @@ def load(path: Path) -> ModelProto:
         raise _not_onnx(path)
     text.check(model, path)
     structure.settle(model, str(path))
-    weights.check(external_tensors(model), path.parent)
+    external = external_tensors(model)
+    weights.check(external, path.parent)
+    plain = {id(tensor) for tensor in model.graph.initializer}
+    weights.take_in([t for t in external if id(t) not in plain], path.parent)
     return model
 
 
@@ -72,7 +83,7 @@ def save(model: ModelProto, path: Path, source: Path) -> None:
     moved = external_tensors(model) if moves else []
     total = model.ByteSize()
     if total >= _PROTOBUF_LIMIT:
-        moved += [t for t in all_tensors(model.graph) if len(t.raw_data) >= 1024]
+        moved += [t for t in all_tensors(model) if len(t.raw_data) >= 1024]
     if not moved:
         write_file(path, serialize(model))
         return
@@ -115,10 +126,10 @@ def check(model: ModelProto, path: Path | None = None) -> None:
     """
     bare = skeleton(model)
     adopt_ort_ops(bare)
-    _allow_unknown_ops(bare)
+    leniency.allow_ops(bare, [node for node in all_nodes(bare) if node.domain in STANDARD_DOMAINS])
     for node in all_nodes(bare):
         node.name = node.name or f"{node.op_type}_{next(filter(None, node.output), '')}"
-    _allow_unknown_ranks(bare)
+    leniency.allow_ranks(bare)
     for tensor in filter(_heavy, model.graph.initializer):
         size = len(tensor.raw_data)
         if size and weights.size(tensor) not in (0, size):
@@ -133,41 +144,6 @@ def check(model: ModelProto, path: Path | None = None) -> None:
         raise complaints.explain(str(error), bare, str(path) if path else None) from error
     except ValueError as error:
         raise ConvertError(f"the model cannot be checked: {error}", where=str(path) if path else None) from error
-
-
-def _allow_unknown_ops(bare: ModelProto) -> None:
-    """Ops that ONNX does not have in the default domain, where many exporters leave a plugin's: whether anybody has them is
-    for lower to say."""
-    local = {function.name for function in bare.functions if function.domain in STANDARD_DOMAINS}
-    for node in all_nodes(bare):
-        if node.domain in STANDARD_DOMAINS and node.op_type not in local and not onnx.defs.has(node.op_type):
-            node.domain = _UNKNOWN
-            _import(bare, _UNKNOWN)
-
-
-def _import(model: ModelProto, domain: str) -> None:
-    if all(entry.domain != domain for entry in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(domain, 1))
-
-
-def _allow_unknown_ranks(bare: ModelProto) -> None:
-    """Inputs and outputs without a shape: the checker minds, ONNX and its tools do not. The inputs become tensors made by a
-    node that nobody knows, the outputs tensors that nobody reads."""
-    nodes = []
-    for field in (bare.graph.input, bare.graph.output):
-        shapeless = [v.type.HasField("tensor_type") and not v.type.tensor_type.HasField("shape") for v in field]
-        kept = [v for v, gone in zip(field, shapeless, strict=True) if not gone]
-        if field is bare.graph.input:
-            gone = [v.name for v, gone in zip(field, shapeless, strict=True) if gone]
-            nodes = [helper.make_node("Unknown", [], [name], domain=_UNKNOWN) for name in gone]
-        if any(shapeless):
-            del field[:]
-            field.extend(kept)
-    if nodes:
-        nodes += bare.graph.node
-        del bare.graph.node[:]
-        bare.graph.node.extend(nodes)
-        _import(bare, _UNKNOWN)
 
 
 # --- walking -------------------------------------------------------------------------------------------------------
@@ -204,19 +180,45 @@ def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
         yield from graph.node
 
 
-def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """Every initializer and tensor attribute, subgraphs included."""
-    for inner in all_graphs(graph):
-        yield from inner.initializer
-        for node in inner.node:
-            for attribute in node.attribute:
-                if attribute.type == AttributeProto.TENSOR:
-                    yield attribute.t
+def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor with data: initializers, sparse ones too, and attributes, those of subgraphs and functions included."""
+    for graph in all_graphs(model.graph):
+        yield from _tensors(graph)
+    for function in model.functions:
+        for nodes in function_graphs(function):
+            yield from _attribute_tensors(nodes)
+        for node in function.node:
+            for inner in subgraphs(node):
+                for graph in all_graphs(inner):
+                    yield from (*graph.initializer, *_sparse(graph.sparse_initializer))
+
+
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    yield from _sparse(graph.sparse_initializer)
+    yield from _attribute_tensors(graph.node)
+
+
+def _attribute_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            if attribute.HasField("sparse_tensor"):
+                yield from _sparse([attribute.sparse_tensor])
+            yield from _sparse(attribute.sparse_tensors)
+
+
+def _sparse(tensors: Iterable[SparseTensorProto]) -> Iterator[TensorProto]:
+    for tensor in tensors:
+        yield tensor.values
+        yield tensor.indices
 
 
 def external_tensors(model: ModelProto) -> list[TensorProto]:
     """The tensors whose data lies in a file beside the model."""
-    return [t for t in all_tensors(model.graph) if t.data_location == TensorProto.EXTERNAL]
+    return [t for t in all_tensors(model) if t.data_location == TensorProto.EXTERNAL]
 
 
 def captured(node: NodeProto) -> set[str]:
@@ -245,7 +247,7 @@ def adopt_ort_ops(model: ModelProto) -> None:
     for node in nodes:
         node.domain = ORT_DOMAIN
     if nodes:
-        _import(model, ORT_DOMAIN)
+        leniency.import_domain(model, ORT_DOMAIN)
 
 
 def attribute_values(node: NodeProto) -> dict[str, Any]:

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from trtconvert import adapter, conditions, contract, formats, gpu, importable, shapes, squeezes
+from trtconvert import (
+    adapter,
+    conditions,
+    contract,
+    formats,
+    gpu,
+    importable,
+    optimization_profile,
+    shape_values,
+    shapes,
+    squeezes,
+)
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, logger, supports
 from trtconvert.custom import Custom, PluginNode
@@ -20,6 +31,7 @@ from trtconvert.files import write_file
 from trtconvert.lower import Lowered, lower
 from trtconvert.manifest import IO
 from trtconvert.notices import notices
+from trtconvert.shapes import Range
 from trtconvert.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -33,17 +45,19 @@ _STATIC = shapes.Profile({})
 class BuildOptions:
     """What `trtconvert build` can be told.
 
-    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. bake: input
-    name to the constant that it becomes, see bake.bake. targets: "sm_86", ..., or "all", or "current"; none given means the
-    GPU here if there is one, else all. workspace: bytes. refit, strip_weights, version_compatible, hardware_compatible and
-    timing_cache are TensorRT's builder options of those names; one that the backend lacks is refused.
+    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. values: the same
+    for the values of shape tensors. bake: input name to the constant that it becomes, see bake.bake. targets: "sm_86", ...,
+    or "all", or "current"; none given means the GPU here if there is one, else all. workspace: bytes. refit, strip_weights,
+    version_compatible, hardware_compatible and timing_cache are TensorRT's builder options of those names; one that the
+    backend lacks is refused.
     """
 
     patterns: tuple[str, ...] = ()
     fuse: str = "auto"
     plugins: tuple[Path, ...] = ()
-    shapes: Mapping[str, shapes.Range] = field(default_factory=dict)
+    shapes: Mapping[str, Range] = field(default_factory=dict)
     bake: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Range] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     backend: str = "auto"
     wishes: Wishes = field(default_factory=Wishes)
@@ -59,12 +73,17 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Made:
-    """A model as an engine: how it was lowered, the network's inputs and outputs, the plan."""
+    """A model as an engine: how it was lowered, the network's inputs and outputs, the plan, and notes on the profile.
+
+    unfit: "min" or "max" where TensorRT found sizes that do not go together, and what it said of them.
+    """
 
     lowered: Lowered
     inputs: list[IO]
     outputs: list[IO]
     plan: bytes
+    notes: list[str]
+    unfit: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -80,12 +99,14 @@ class Maker:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
         custom = Custom.of(self.backend, self.options.wishes)
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, True, custom)
+        shapes.fix(lowered.model, profile)
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)
             lowered.notes.extend(notices(model, self.backend))
-            return Made(lowered, network.inputs, network.outputs, network.build(profile.ranges, progress))
+            plan = network.build(profile, progress)
+            return Made(lowered, network.inputs, network.outputs, plan, network.notes, network.unfit)
         except ConvertError as error:
             advice = conditions.advice(lowered.model, self.source.parent, profile.ranges)
             if not advice:
@@ -166,7 +187,7 @@ class Network:
         """Every node that the parser refuses, where it can name them, else its first words."""
         told = importable.ask(lowered, source, self.backend) or parser_faults(self.parser, self.backend.title)
         if told:
-            return refusal(self.backend.title, told, self.hint)
+            return refusal(self.backend.title, shape_values.with_bake(told, lowered.model), self.hint)
         return ConvertError(f"{self.backend.title} cannot import the model: {plain(self.log.cause())}")
 
     def _other_targets(self) -> str:
@@ -174,15 +195,13 @@ class Network:
             return ""
         return f"; TensorRT-RTX does not list {', '.join(self.targets)}: build for other GPUs with --target all"
 
-    def build(self, ranges: Mapping[str, shapes.Range], progress: Progress | None) -> bytes:
+    def build(self, profile: shapes.Profile, progress: Progress | None) -> bytes:
         """The serialized engine."""
+        shape_tensors = [io for i, io in enumerate(self.inputs) if self.network.get_input(i).is_shape_tensor]
+        self.notes = shape_values.require(shape_tensors, profile.values)
         config = self.builder.create_builder_config()
         cache = _configure(config, self.backend, self.options, self.targets)
-        if ranges:
-            profile = self.builder.create_optimization_profile()
-            for name, given in ranges.items():
-                profile.set_shape(name, *map(self.backend.trt.Dims, (given.min, given.opt, given.max)))
-            config.add_optimization_profile(profile)
+        optimization_profile.add(self.builder, config, self.backend, self.log, profile, self.inputs, shape_tensors)
         if progress is not None:
             self.monitor = _monitor(self.backend, progress)
             config.progress_monitor = self.monitor
@@ -192,13 +211,15 @@ class Network:
             if plan is None:
                 self._explain_types()
                 found = explain(self.log.errors, self.log.warnings, self.model)
+                hint = self.hint + shape_values.bake_hint(io.name for io in shape_tensors)
                 raise ConvertError(
                     f"{self.backend.title} could not build the engine: {found.what}",
                     where=found.where or None,
-                    fix=f"{self.hint}{found.fix or 'run again with -v for the whole log of TensorRT'}{self._other_targets()}",
+                    fix=f"{hint}{found.fix or 'run again with -v for the whole log of TensorRT'}{self._other_targets()}",
                 )
         if cache is not None and self.options.timing_cache is not None:
             write_file(self.options.timing_cache, bytes(cache.serialize()))
+        self.unfit = optimization_profile.unfit(self.log.warnings)
         return bytes(plan)
 
     def _explain_types(self) -> None:
@@ -218,7 +239,9 @@ class Network:
     def _builds(self, model: ModelProto, node: PluginNode) -> bool:
         lowered = Lowered(model, [node], [])
         try:
-            Network(self.backend, BuildOptions(), lowered, self.source, self.targets[:1], alone=True).build({}, None)
+            Network(self.backend, BuildOptions(), lowered, self.source, self.targets[:1], alone=True).build(
+                _STATIC, None
+            )
         except ConvertError:
             return False
         return True

@@ -25,17 +25,19 @@ PARAMETERS: dict[str, tuple[int, ...]] = {
 _LARGEST = 1024  # elements; parameters are small
 
 
-def settle(model: ModelProto, folder: Path) -> list[str]:
+def settle(model: ModelProto, folder: Path, shapes: onnx_graph.Known = onnx_graph.NOTHING) -> list[str]:
     """Put constants in the place of such inputs, in place; and axes where a Slice has none. Nodes that only computed what is
-    a constant now go: their names, or what they made. folder: of external data."""
+    a constant now go: their names, or what they made. folder: of external data. shapes: known
+    dimensions of inputs that the model leaves open."""
     if not any(node.op_type in PARAMETERS for node in onnx_model.all_nodes(model)):
         return []
     values: Values = {}
     gone: list[str] = []
-    views = onnx_graph.views(model, folder)
-    for graph, view in zip(list(onnx_model.all_graphs(model.graph)), views, strict=True):
+    views = onnx_graph.views(model, folder, shapes)
+    # From behind, so that what a value is computed from is still as the views know it.
+    for graph, view in reversed(list(zip(list(onnx_model.all_graphs(model.graph)), views, strict=True))):
         orphans: set[str] = set()
-        for node in view.nodes:
+        for node in reversed(view.nodes):
             if node.domain not in onnx_model.STANDARD_DOMAINS:
                 continue
             for index in PARAMETERS.get(node.op_type, ()):

@@ -221,8 +221,11 @@ def _verdict(errors: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
 
 def _feeds(model: ModelProto, profile: Profile) -> dict[str, NDArray[Any]]:
     """Random inputs at the opt shapes."""
-    opt = {name: dict.fromkeys(("min", "opt", "max"), ranges.opt) for name, ranges in profile.ranges.items()}
-    _, feeds = next(random_feeds(model_io(model, "input"), opt, seed=0))
+    opt, values = (
+        {name: dict.fromkeys(("min", "opt", "max"), given.opt) for name, given in ranges.items()}
+        for ranges in (profile.ranges, profile.values)
+    )
+    _, feeds = next(random_feeds(model_io(model, "input"), opt, seed=0, values=values))
     return feeds
 
 

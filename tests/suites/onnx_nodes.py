@@ -35,6 +35,18 @@ LIMIT_S = 60.0
 WORKERS = 2
 
 
+# Inputs, by their names in ONNX' schemas, that say how large something is, or along which axis: parameters, not data.
+PARAMETERS = frozenset(
+    (
+        "K", "axes", "block_shape", "image_shape", "axis", "depth", "dft_length", "ends", "frame_length", "frame_step", "k",
+        "output_shape", "pads", "repeats", "roi", "scales", "shape", "size", "sizes", "split", "starts", "steps",
+        "start", "limit", "delta", "num_mel_bins", "sample_rate", "lower_edge_hertz", "upper_edge_hertz",
+        "max_output_boxes_per_class", "iou_threshold", "score_threshold", "ratio", "training_mode", "M",
+    )
+)  # fmt: skip
+OF_OPS = {("ConstantOfShape", "input")}
+
+
 @dataclass(frozen=True)
 class Case:
     """A test model as a file, and its data: inputs and expected outputs by name, None for what is no tensor."""
@@ -46,6 +58,7 @@ class Case:
     outputs: dict[str, Any]
     rtol: float
     atol: float
+    parameters: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -71,10 +84,13 @@ def cases(only: str = "") -> list[Case]:
         from onnx.backend.test.case.node import collect_testcases
 
         found = collect_testcases(None)
-    return [_case(test) for test in found if re.search(only, test.name)]
+    models = {test.name: test.model for test in found}
+    whole = [models.get(test.name.removesuffix("_expanded"), test.model) for test in found]
+    return [_case(test, model) for test, model in zip(found, whole, strict=True) if re.search(only, test.name)]
 
 
-def _case(test: Any) -> Case:
+def _case(test: Any, whole: ModelProto) -> Case:
+    """whole: the test's model, or where that is the op written as a function, the one with the op itself."""
     model: ModelProto = test.model
     inputs, outputs = test.data_sets[0] if test.data_sets else ([], [])
     nodes = model.graph.node
@@ -86,7 +102,21 @@ def _case(test: Any) -> Case:
         _named(model.graph.output, outputs),
         test.rtol,
         test.atol,
+        tuple(parameters(whole)),
     )
+
+
+def parameters(model: ModelProto) -> list[str]:
+    """The model's inputs that are parameters of an op, such as axes, and nothing else."""
+    uses: dict[str, set[bool]] = {}
+    for node in model.graph.node:
+        version = next((o.version for o in model.opset_import if o.domain == node.domain), 1)
+        formal = list(onnx.defs.get_schema(node.op_type, version, node.domain).inputs)
+        for index, name in enumerate(node.input):
+            declared = formal[min(index, len(formal) - 1)].name
+            known = declared in PARAMETERS or (node.op_type, declared) in OF_OPS
+            uses.setdefault(name, set()).add(known)
+    return [i.name for i in model.graph.input if uses.get(i.name) == {True}]
 
 
 def _main_op(name: str, nodes: Sequence[onnx.NodeProto]) -> str:

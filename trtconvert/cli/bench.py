@@ -26,6 +26,8 @@ LAYERS_SHOWN = 12
     metavar="NAME=MIN,OPT,MAX",
     help="Shapes to build for and to time, or for a plan to time. Repeatable.",
 )
+@click.option("--value", "values", multiple=True, metavar="NAME=MIN,OPT,MAX", help="As for build. Repeatable.")
+@click.option("--bake", "baked", multiple=True, metavar="NAME=VALUE", help="As for build. Repeatable.")
 @click.option(
     "--fuse",
     default="auto",
@@ -45,6 +47,8 @@ LAYERS_SHOWN = 12
 def command(
     source: Path,
     shapes: tuple[str, ...],
+    values: tuple[str, ...],
+    baked: tuple[str, ...],
     fuse: str,
     graph: bool | None,
     runs: int,
@@ -63,11 +67,13 @@ def command(
     trtconvert bench speech.onnx --shape waveform=1x16000 --graph --layers
     trtconvert bench engine.plan --json
     """
+    from trtconvert import bake, shape_values
     from trtconvert.bench import bench  # --help must not load it
     from trtconvert.network import BuildOptions
     from trtconvert.shapes import parse
 
-    options = BuildOptions(fuse=fuse, shapes=parse(shapes), plugins=plugins, backend=backend)
+    inputs = {"shapes": parse(shapes), "values": shape_values.parse(values), "bake": bake.parse(baked)}
+    options = BuildOptions(fuse=fuse, plugins=plugins, backend=backend, **inputs)  # type: ignore[arg-type]
     graphs = (True, False) if graph is None else (graph,)
     result = bench(source, options, graphs, runs, by_layer=layers, seed=seed)
     for notice in result.notices:

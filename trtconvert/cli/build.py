@@ -26,6 +26,13 @@ CHOICES_SHOWN = 8
     "--shape", "shapes", multiple=True, metavar="NAME=MIN,OPT,MAX", help="Shapes of a dynamic input. Repeatable."
 )
 @click.option(
+    "--value",
+    "values",
+    multiple=True,
+    metavar="NAME=MIN,OPT,MAX",
+    help="Values of an input that decides shapes. Repeatable.",
+)
+@click.option(
     "--bake", "baked", multiple=True, metavar="NAME=VALUE", help="Make an input a constant: 1,2,3 or x.npy. Repeatable."
 )
 @click.option(
@@ -79,6 +86,7 @@ def command(
     model: Path,
     output: Path | None,
     shapes: tuple[str, ...],
+    values: tuple[str, ...],
     baked: tuple[str, ...],
     target: str,
     workspace: str | None,
@@ -95,11 +103,12 @@ def command(
     \b
     trtconvert build model.onnx
     trtconvert build speech.onnx -o speech.plan --shape waveform=1x400,1x16000,8x160000
-    trtconvert build model.onnx --bake target_shape=1,3,64,64
+    trtconvert build resize.onnx --value sizes=1x3x64x64,1x3x128x128,1x3x512x512
+    trtconvert build resize.onnx --bake sizes=1,3,128,128
     trtconvert build model.onnx --target sm_86,sm_89
     trtconvert build model.onnx --fuse all
     """
-    from trtconvert import bake
+    from trtconvert import bake, shape_values
     from trtconvert.build import build  # --help must not load it
     from trtconvert.network import BuildOptions
     from trtconvert.shapes import parse
@@ -111,6 +120,7 @@ def command(
         shapes=parse(shapes),
         bake=bake.parse(baked),
         wishes=parse_wishes(maps, attributes, casts),
+        values=shape_values.parse(values),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),
         fuse="none" if no_fuse else fuse,

@@ -104,10 +104,12 @@ def _plan(report: PlanReport) -> None:
         for side, tensors in (("input", described.engine_inputs), ("output", described.engine_outputs)):
             for io in tensors:
                 click.echo(f"{side:9} {io.name}: {io.dtype} {_shape(io.shape)}")
-        for profile in described.profiles:
-            for name, shapes in profile.items():
-                points = ", ".join(f"{p} {'x'.join(map(str, shapes[p]))}" for p in ("min", "opt", "max"))
-                click.echo(f"profile   {name}: {points}")
+        for title, ranges in (*(("profile", profile) for profile in described.profiles), ("values", described.values)):
+            for name, sizes in ranges.items():
+                points = ", ".join(f"{p} {'x'.join(map(str, sizes[p]))}" for p in ("min", "opt", "max"))
+                click.echo(f"{title:9} {name}: {points}")
+        for name, tensor in described.baked.items():
+            click.echo(f"baked     {name}: {tensor['dtype']} {tensor['shape']}")
     for plugin in report.plugins:
         layers = f", {plugin.layers} layer{'s' * (plugin.layers > 1)}" if plugin.layers else ""
         attributes = ", ".join(f"{name} {value}" for name, value in plugin.attributes.items())
