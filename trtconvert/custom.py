@@ -36,6 +36,10 @@ class PluginNode:
         """The Python op; None for a library's plugin."""
         return self.creator.op
 
+    def is_layer(self, name: str) -> bool:
+        """Whether the layer of that name is this node's."""
+        return name == self.node or name.endswith("/" + self.node)
+
 
 @dataclass(frozen=True)
 class Custom:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from trtconvert import adapter
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.attributes import SHAPE_INPUTS, op_title
 from trtconvert.custom import PluginNode
 from trtconvert.faults import Fault
+from trtconvert.op import Op
 from trtconvert.wishes import before_input, behind_output, replace_nodes
+
+if TYPE_CHECKING:
+    from trtconvert.backend import types
 
 _NARROW = ("float16", "bfloat16")  # every value of which is also one of float32
 _TRIED = ("float32", "float16", "int32", "int64", "bfloat16", "int8", "bool")  # the likely ones first
@@ -55,10 +61,12 @@ def widen(model: ModelProto, folder: Path, plugin_nodes: Sequence[PluginNode]) -
     return notes
 
 
-def _around(node: NodeProto, op: type, types: list[str], narrow: list[int]) -> tuple[list[NodeProto], list[NodeProto]]:
+def _around(
+    node: NodeProto, op: type[Op], types: list[str], narrow: list[int]
+) -> tuple[list[NodeProto], list[NodeProto]]:
     raised = ["float32" if i in narrow else dtype for i, dtype in enumerate(types)]
-    as_it_was = [t.dtype for t in op().results(*op.unknown_inputs(types))]  # type: ignore[attr-defined]
-    as_it_is = [t.dtype for t in op().results(*op.unknown_inputs(raised))]  # type: ignore[attr-defined]
+    as_it_was = [t.dtype for t in op().results(*op.unknown_inputs(types))]
+    as_it_is = [t.dtype for t in op().results(*op.unknown_inputs(raised))]
     before = [before_input(node, i, "float32") for i in narrow]
     pairs = enumerate(zip(as_it_was, as_it_is, strict=True))
     return before, [behind_output(node, i, was) for i, (was, now) in pairs if was != now]
@@ -72,6 +80,19 @@ class Tensor:
     shape: tuple[int, ...]
 
 
+def layers_of(
+    plugin_nodes: Sequence[PluginNode], network: types.INetworkDefinition
+) -> list[tuple[PluginNode, list[Tensor]]]:
+    """The plugin nodes with the inputs that their layers have."""
+    layers = [network.get_layer(i) for i in range(network.num_layers)]
+    found = []
+    for node in plugin_nodes:
+        layer = next((one for one in layers if node.is_layer(one.name)), None)
+        inputs = [layer.get_input(i) for i in range(layer.num_inputs)] if layer is not None else []
+        found.append((node, [Tensor(adapter.dtype_name(t.dtype), (*adapter.sizes(t.shape),)) for t in inputs if t]))
+    return found
+
+
 def refusals(
     model: ModelProto,
     layers: Sequence[tuple[PluginNode, list[Tensor]]],
@@ -79,7 +100,7 @@ def refusals(
 ) -> Iterator[Fault]:
     """For each plugin that does not take the types of its inputs: what they are, and the Casts that help.
 
-    layers: the plugin nodes as TensorRT has them. builds: whether a model of that one node becomes an engine; a library's
+    layers: see layers_of. builds: whether a model of that one node becomes an engine; a library's
     plugin is asked that way, since nothing else tells what it takes.
     """
     protos = {node.name: node for node in onnx_model.all_nodes(model)}

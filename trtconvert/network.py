@@ -226,14 +226,8 @@ class Network:
         """Raise a ConvertError if plugins refuse the types of their inputs."""
         if self.alone:
             return
-        layers = [self.network.get_layer(i) for i in range(self.network.num_layers)]
-        found = []
-        for node in self.lowered.plugin_nodes:
-            layer = next((one for one in layers if _is_of(one.name, node)), None)
-            tensors = [layer.get_input(i) for i in range(layer.num_inputs)] if layer is not None else []
-            infos = [(adapter.dtype_name(t.dtype), tuple(adapter.sizes(t.shape))) for t in tensors if t]
-            found.append((node, [formats.Tensor(*info) for info in infos]))
-        if faults := list(formats.refusals(self.model, found, self._builds)):
+        layers = formats.layers_of(self.lowered.plugin_nodes, self.network)
+        if faults := list(formats.refusals(self.model, layers, self._builds)):
             raise refusal(self.backend.title, faults)
 
     def _builds(self, model: ModelProto, node: PluginNode) -> bool:
@@ -245,10 +239,6 @@ class Network:
         except ConvertError:
             return False
         return True
-
-
-def _is_of(layer: str, node: PluginNode) -> bool:
-    return layer == node.node or layer.endswith("/" + node.node)
 
 
 def _hint(nodes: Sequence[PluginNode]) -> str:
@@ -266,7 +256,7 @@ def _check_plugins(network: types.INetworkDefinition, trt: Any, nodes: Sequence[
     """Every node that should be a plugin is one; the parser may take a function body or a standard op instead."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     plugins = {layer.name for layer in layers if layer.type == trt.LayerType.PLUGIN_V3}
-    missing = [node for node in nodes if not any(_is_of(name, node) for name in plugins)]
+    missing = [node for node in nodes if not any(node.is_layer(name) for name in plugins)]
     if missing:
         names = ", ".join(f"{node.node} ({node.creator.name})" for node in missing)
         raise ConvertError(f"TensorRT's parser did not import these nodes as plugins: {names}", fix="report this model")
