@@ -16,6 +16,8 @@ from tests.conftest import Run, assert_clean_error
 from tests.native_libraries import needs_compiler, plugin_library
 from trtconvert import attributes
 from trtconvert.creators import Creator, Field
+from trtconvert.custom import Custom
+from trtconvert.faults import Fault
 
 EPS = (("eps", "float32", 1), ("mode", "int32", 1))
 
@@ -482,6 +484,97 @@ def test_types_that_differ_behind_a_plugin_are_told(fails: Any, tmp_path: Path) 
     assert "product" in fails("--plugin", plugin_library("LN"))
 
 
-def test_assert_clean_error_is_for_one_fault(run: Run, tmp_path: Path) -> None:
+# --- where nodes can be --------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_nodes_in_functions_and_branches(fails: Any, builds: Any, tmp_path: Path) -> None:
+    body = [node("MyGelu", ["X"], "t", name="inner"), helper.make_node("Relu", ["t"], ["Y"])]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
+    block = helper.make_function("acme", "Block", ["X"], ["Y"], body, imports)
+    value = helper.make_tensor_value_info("b", TensorProto.FLOAT, [2, 4])
+    branches = {
+        "then_branch": helper.make_graph([node("MyGelu", ["t"], "b", name="deep", z=1)], "then", [], [value]),
+        "else_branch": helper.make_graph([helper.make_node("Relu", ["t"], ["b"])], "else", [], [value]),
+    }
+    save(
+        tmp_path / "m.onnx",
+        node("Block", output="s", name="block"),
+        helper.make_node("ReduceSum", ["s"], ["sum"], keepdims=0),
+        helper.make_node("Cast", ["sum"], ["condition"], to=TensorProto.BOOL),
+        helper.make_node("Neg", ["s"], ["t"]),
+        helper.make_node("If", ["condition"], ["y"], name="if", **branches),
+        functions=[block],
+    )
+    library = plugin_library()
+    fails("--plugin", library, words=["deep", "'z' is not one that the plugin declares"])
+    notes, plugins = builds("--plugin", library, "--set-attr", "deep.z=", "--cast", "deep:0=float32")
+    assert "deep" in plugins
+    assert len(plugins) == 2
+
+
+@needs_compiler
+def test_names_that_messages_give_can_be_used(fails: Any, builds: Any, tmp_path: Path) -> None:
+    """Nodes of one name get a number, nodes without one a name."""
+    hostile = "a:0=b.c@d/\u00e9"
+    chain = [
+        node("MyGelu", ["x"], "t", name="same", z=1),
+        node("MyGelu", ["t"], "u", name="same", z=1),
+        node("MyGelu", ["u"], "v", name="", z=1),
+        node("MyGelu", ["v"], "y", name=hostile, z=1),
+    ]
+    save(tmp_path / "m.onnx", *chain)
+    text = fails("--plugin", plugin_library())
+    flags = [part.split(")")[0] for part in text.split("--set-attr ")[1:]]
+    assert flags == ["same.z=", "same_1.z=", "MyGelu_v.z=", f"{hostile}.z="]
+    wanted = [word for flag in flags for word in ("--set-attr", flag)]
+    assert len(builds("--plugin", plugin_library(), *wanted)[1]) == 4
+
+
+@needs_compiler
+def test_dynamic_shapes(builds: Any, tmp_path: Path) -> None:
+    save(tmp_path / "m.onnx", node("MyGelu"), shape=("N", 4))
+    assert builds("--plugin", plugin_library(), "--shape", "x=1x4,2x4,8x4")[1] == {"g": "MyGelu"}
+
+
+@needs_compiler
+def test_verify_compares_with_the_function_body(builds: Any, run: Run, tmp_path: Path) -> None:
+    relu = [helper.make_node("Relu", ["X"], ["Y"])]
+    body = helper.make_function("acme", "MyGelu", ["X"], ["Y"], relu, [helper.make_opsetid("", 17)])
+    save(tmp_path / "m.onnx", node("MyGelu"), functions=[body])
+    assert builds("--plugin", plugin_library(), "--map", "acme::MyGelu=MyGelu")[1] == {"g": "MyGelu"}
+    result = run("verify", "m.plan")
+    assert result.returncode in (1, 3), result.stderr  # 1 on a GPU: the library's kernel writes nothing
+    assert "fused model / source model" in result.stdout
+
+
+# --- what full TensorRT would do -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("interface", "full"), [("V1", False), ("V3QUICK", False), ("V1", True), ("V3ONE", False)])
+def test_interfaces_that_the_parser_imports(interface: str, full: bool) -> None:
+    creator = Creator("MyGelu", "1", "", interface, (), "lib.so")
+    faults: list[Fault] = []
+    nodes, _ = Custom("TensorRT", [creator], full=full).prepare([node("MyGelu")], faults)
+    assert bool(nodes) == (full or interface == "V3ONE")
+    assert [interface in fault.reason for fault in faults] == [True] * (not nodes)
+
+
+def test_left_out_inputs_keep_their_place_in_full_tensorrt() -> None:
+    creator, faults = Creator("MyGelu", "1", "", "V3ONE", (), "lib.so"), list[Fault]()
+    one = node("MyGelu", ["x", "", "b", ""])
+    nodes, _ = Custom("TensorRT", [creator], full=True).prepare([one], faults)
+    assert [found.node for found in nodes] == ["g"]
+    assert list(one.input) == ["x", "", "b"]
+
+
+def test_shape_inputs_are_for_plugins_of_version_3() -> None:
+    creator, faults = Creator("MyPad", "1", "", "V1", (), "lib.so"), list[Fault]()
+    pads = node("MyPad", ["x", "pads"], tensorrt_plugin_shape_input_indices=[1])
+    Custom("TensorRT", [creator], full=True).prepare([pads], faults)
+    assert "is for plugins of version 3" in faults[0].reason
+
+
+def test_one_fault_takes_few_lines(run: Run, tmp_path: Path) -> None:
     save(tmp_path / "m.onnx", node("MyGelu"))
     assert_clean_error(run("build", "m.onnx"), "node g (acme::MyGelu)")

@@ -21,6 +21,7 @@ from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault
 
 VERSION, NAMESPACE, SHAPE_INPUTS = "plugin_version", "plugin_namespace", "tensorrt_plugin_shape_input_indices"
+MAPPED = "plugin"  # domain of nodes that --map gave to a creator: nothing else claims them
 RESERVED = (VERSION, NAMESPACE, SHAPE_INPUTS)  # the parser reads these itself
 _FLOATS = ("float32", "float16", "float64", "bf16")
 _INTS = {"int8": 8, "int16": 16, "int32": 32, "int64": 32}  # bits that arrive: the parser passes integers as int32
@@ -43,7 +44,7 @@ _TENSORS: dict[int, str] = {
 
 def op_title(node: NodeProto) -> str:
     """The node's op as messages and options name it: with its domain, where it has one."""
-    return node.op_type if node.domain in onnx_model.STANDARD_DOMAINS else f"{node.domain}::{node.op_type}"
+    return node.op_type if node.domain in (*onnx_model.STANDARD_DOMAINS, MAPPED) else f"{node.domain}::{node.op_type}"
 
 
 def check(node: NodeProto, creator: Creator, left_out: Sequence[str] = ()) -> Iterator[Fault]:

@@ -23,6 +23,7 @@ from trtconvert.custom import PluginNode
 from trtconvert.errors import NoUsableGpuError
 from trtconvert.files import check_outputs, write_files
 from trtconvert.fuse import NearMiss
+from trtconvert.lower import name_nodes
 from trtconvert.manifest import Manifest, PluginUse, model_io
 from trtconvert.neighbourhood import Surroundings
 from trtconvert.network import BuildOptions, Maker, Progress, choose_targets
@@ -66,7 +67,7 @@ def build(
     loaded = libraries.load_plugins(options.plugins, backend.name)
     targets = choose_targets(options, backend)
     onnx_model.check(proto, source)
-    wishes.check(options.wishes, proto)
+    _check_wishes(options.wishes, proto)
     digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
     baked = bake.bake(proto, options.bake)
     profile, misfits = _profile(proto, source.parent, options)
@@ -131,6 +132,14 @@ def _profile(proto: ModelProto, folder: Path, options: BuildOptions) -> tuple[sh
 
 def _points(ranges: Mapping[str, shapes.Range]) -> dict[str, dict[str, list[int]]]:
     return {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
+
+
+def _check_wishes(asked: wishes.Wishes, proto: ModelProto) -> None:
+    """ConvertError for what names nothing in the model, whose nodes have the names that messages give them."""
+    if asked != wishes.Wishes():
+        named = onnx_model.copy(proto)
+        name_nodes(named)
+        wishes.check(asked, named)
 
 
 def _choose(

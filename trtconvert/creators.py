@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from trtconvert import adapter, registry
-from trtconvert.backend import Backend
+from trtconvert.backend import Backend, logger
 from trtconvert.op import Op
 
 _OP_TYPES = {float: "float32", int: "int32", str: "char"}
@@ -58,8 +59,19 @@ def of_op(op: type[Op]) -> Creator:
     return Creator(op.name, op.version, op.namespace, "V3ONE", fields, registry.origin(op), op)
 
 
+@cache
+def initialize(backend: Backend) -> Any:
+    """Register the creators that full TensorRT brings along; TensorRT-RTX's are there."""
+    if backend.is_rtx:
+        return None
+    log, _ = logger(backend)
+    backend.trt.init_libnvinfer_plugins(log, "")
+    return log  # which TensorRT goes on using
+
+
 def registered(backend: Backend) -> list[Creator]:
     """The creators of all interfaces in TensorRT's registry, without those that adapter put there for Python ops."""
+    initialize(backend)
     found = backend.trt.get_plugin_registry()
     listed = getattr(found, "all_creators_recursive", None) or found.all_creators
     creators = [_described(backend, creator) for creator in listed if not creator.name.startswith(_INTERNAL)]
@@ -78,8 +90,3 @@ def provided_by(backend: Backend, creators: list[Creator], library: str) -> None
     """Remember the library that the creators came with."""
     for creator in creators:
         _provided[(backend.name, creator.name, creator.version, creator.namespace)] = library
-
-
-def available(backend: Backend) -> list[Creator]:
-    """Every creator that a node may name: those of Python ops and those in TensorRT's registry."""
-    return [*map(of_op, registry.ops()), *registered(backend)]

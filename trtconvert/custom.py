@@ -13,13 +13,13 @@ from onnx import AttributeProto, ModelProto, NodeProto, helper
 
 from trtconvert import attributes
 from trtconvert import model as onnx_model
-from trtconvert.attributes import NAMESPACE, VERSION, op_title
+from trtconvert.attributes import MAPPED, NAMESPACE, VERSION, op_title
 from trtconvert.backend import Backend
 from trtconvert.creators import Creator, of_op, registered
 from trtconvert.faults import Fault
 from trtconvert.op import Op
 from trtconvert.registry import ops
-from trtconvert.wishes import MAPPED, Wishes, is_meant
+from trtconvert.wishes import Wishes, is_meant
 
 NOBODY = "none"  # a plugin version that no creator has
 
@@ -92,14 +92,18 @@ class Custom:
             hint = "onnxruntime's optimizer wrote it: give the model from before, or optimized at level BASIC; "
         if onnx.defs.has(node.op_type):
             hint += f"{node.op_type} is also a standard ONNX op: use domain '' if that is meant; "
-        if titles:
+        if node.domain == MAPPED:
+            hint += f"registered: {', '.join(sorted(self._names))}; "
+        elif titles:
             hint += f"nearest registered: {', '.join(titles)} (--map {op_title(node)}={near[0]} takes it); "
         else:
             hint += f"registered: {', '.join(sorted(self._names))}; "
         return Fault(
             node.name,
             op_title(node),
-            "no plugin and no function body for this custom op",
+            "no plugin has the name that --map gives"
+            if node.domain == MAPPED
+            else "no plugin and no function body for this custom op",
             f"{hint}give a plugin with --plugin FILE.py or LIB.so (see README, 'Add an op')",
         )
 

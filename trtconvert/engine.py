@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert import adapter, gpu, launch, libraries, manifest
+from trtconvert import adapter, creators, gpu, launch, libraries, manifest
 from trtconvert.backend import Backend, Log, logger, select
 from trtconvert.bound import Bound
 from trtconvert.errors import ConvertError, NoUsableGpuError
@@ -70,7 +70,8 @@ def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
 
 
 def register_creators(backend: Backend, plan: bytes, described: Manifest | None) -> None:
-    """Register a creator for each plugin that the manifest or the plan itself names."""
+    """Register a creator for each plugin that the manifest or the plan itself names; TensorRT's own are there then too."""
+    creators.initialize(backend)
     wanted = {(p.name, p.version, p.namespace) for p in plugins_in(plan)}
     if described is not None:
         wanted |= {(p.name, p.version, p.namespace) for p in described.plugins if p.kind == "IPluginV3"}

@@ -12,11 +12,10 @@ import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
 from trtconvert import model as onnx_model
-from trtconvert.attributes import NAMESPACE, VERSION, op_title
+from trtconvert.attributes import MAPPED, NAMESPACE, VERSION, op_title
 from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault
 
-MAPPED = "plugin"  # domain of nodes that --map gave to a creator: nothing else claims them
 OPTIONS = ("--map", "--set-attr", "--cast")
 CASTS = {"float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"}
 

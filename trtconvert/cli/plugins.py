@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtconvert.cli import show
+from trtconvert.errors import ConvertError
 
 if TYPE_CHECKING:
     from trtconvert.creators import Field
@@ -41,7 +42,11 @@ def list_(file: Path | None, backend: str, as_json: bool) -> None:
     from trtconvert.backend import select
 
     if file is None:
-        found = creators.available(select(backend))
+        found = [creators.of_op(op) for op in registry.ops()]
+        try:
+            found += creators.registered(select(backend))
+        except ConvertError as error:
+            show.note(f"note: the ops only: {error.what}")
     elif libraries.is_library(file):
         found = libraries.load(file, select(backend)).creators
     else:
