@@ -508,7 +508,7 @@ def test_nodes_in_functions_and_branches(fails: Any, builds: Any, tmp_path: Path
     )
     library = plugin_library()
     fails("--plugin", library, words=["deep", "'z' is not one that the plugin declares"])
-    notes, plugins = builds("--plugin", library, "--set-attr", "deep.z=", "--cast", "deep:0=float32")
+    _, plugins = builds("--plugin", library, "--set-attr", "deep.z=", "--cast", "deep:0=float32")
     assert "deep" in plugins
     assert len(plugins) == 2
 

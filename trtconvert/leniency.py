@@ -44,3 +44,14 @@ def allow_ranks(bare: ModelProto) -> None:
         del bare.graph.node[:]
         bare.graph.node.extend(nodes)
         import_domain(bare, _UNKNOWN)
+
+
+def check(bare: ModelProto) -> None:
+    """onnx.checker with full_check. Where it ends at a tensor without a type, which is what custom ops make, shapes are left
+    unchecked: TensorRT's parser asks the plugin for them. Raises onnx's own errors."""
+    try:
+        onnx.checker.check_model(bare, full_check=True)
+    except onnx.shape_inference.InferenceError as error:
+        if "expected to have type but instead is null" not in str(error):
+            raise
+        onnx.checker.check_model(bare)
