@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert import adapter, contract, diagnosis, gpu, launch, manifest
+from trtconvert import adapter, contract, creators, diagnosis, gpu, launch, libraries, manifest, surroundings
 from trtconvert.backend import Backend, Log, logger, select
 from trtconvert.bound import Bound
 from trtconvert.errors import ConvertError, NoUsableGpuError
@@ -64,6 +63,8 @@ def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
             where=str(path),
             fix=f"pip install tensorrt-rtx=={described.backend_version}, or build the plan again",
         )
+    if described is not None:
+        libraries.load_libraries(path.parent, described.plugin_files, chosen.name)
     register_creators(chosen, data, described)
     engine = Engine(chosen, data, path)
     if described:
@@ -72,10 +73,11 @@ def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
 
 
 def register_creators(backend: Backend, plan: bytes, described: Manifest | None) -> None:
-    """Register a creator for each plugin that the manifest or the plan itself names."""
+    """Register a creator for each plugin that the manifest or the plan itself names; TensorRT's own are there then too."""
+    creators.initialize(backend)
     wanted = {(p.name, p.version, p.namespace) for p in plugins_in(plan)}
     if described is not None:
-        wanted |= {(p.name, p.version, p.namespace) for p in described.plugins}
+        wanted |= {(p.name, p.version, p.namespace) for p in described.plugins if p.kind == "IPluginV3"}
     for name, version, namespace in sorted(wanted):
         adapter.ensure_creator(backend, name, version, namespace)
 
@@ -161,18 +163,10 @@ def _load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
             fix=f"build with --target {here.arch}, if {backend.title} supports it",
         )
     if re.search(r"[Vv]ersion tag does not match|magic ?[Tt]ag|serialization.*version|incompatible.*version", text):
+        loaded = ", ".join(map(str, surroundings.loaded().values())) or "library unknown"
         return ConvertError(
-            f"the plan was built by another TensorRT; running here: {backend.title} ({libraries() or 'library unknown'})",
+            f"the plan was built by another TensorRT; running here: {backend.title} ({loaded})",
             where=str(path),
             fix="build it again with the TensorRT that runs it, or run it where it was built",
         )
     return ConvertError(f"{backend.title} cannot load the plan: {diagnosis.plain(log.cause())}", where=str(path))
-
-
-def libraries() -> str:
-    """Paths of the TensorRT libraries that this process has loaded."""
-    with suppress(OSError):
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-        found = re.findall(r"(/\S*/lib(?:nvinfer|tensorrt_rtx)\.so\S*)", maps)
-        return ", ".join(dict.fromkeys(found))
-    return ""

@@ -13,6 +13,7 @@ from trtconvert import (
     adapter,
     conditions,
     contract,
+    formats,
     gpu,
     importable,
     optimization_profile,
@@ -22,14 +23,16 @@ from trtconvert import (
 )
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, logger, supports
+from trtconvert.custom import Custom, PluginNode
 from trtconvert.diagnosis import explain, parser_faults, plain
 from trtconvert.errors import ConvertError
 from trtconvert.faults import refusal
 from trtconvert.files import write_file
-from trtconvert.lower import Lowered, PluginNode, lower
+from trtconvert.lower import Lowered, lower
 from trtconvert.manifest import IO
 from trtconvert.notices import notices
 from trtconvert.shapes import Range
+from trtconvert.wishes import Wishes
 
 if TYPE_CHECKING:
     from trtconvert.backend import types
@@ -57,6 +60,7 @@ class BuildOptions:
     values: Mapping[str, Range] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     backend: str = "auto"
+    wishes: Wishes = field(default_factory=Wishes)
     opt_level: int | None = None
     workspace: int | None = None
     timing_cache: Path | None = None
@@ -93,7 +97,8 @@ class Maker:
 
     def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
-        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, lenient=True)
+        custom = Custom.of(self.backend, self.options.wishes)
+        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, True, custom)
         shapes.fix(lowered.model, profile)
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         try:
@@ -153,7 +158,9 @@ class Network:
         lowered: Lowered,
         source: Path,
         targets: tuple[str, ...],
+        alone: bool = False,
     ) -> None:
+        self.lowered, self.source, self.alone = lowered, source, alone
         self.backend, self.options, self.targets = backend, options, targets
         self.model, self.hint = lowered.model, _hint(lowered.plugin_nodes)
         self.logger, self.log = logger(backend, options.verbose)
@@ -204,6 +211,7 @@ class Network:
             plan = self.builder.build_serialized_network(self.network, config)
             adapter.raise_failure()
             if plan is None:
+                self._explain_types()
                 found = explain(self.log.errors, self.log.warnings, self.model)
                 hint = self.hint + shape_values.bake_hint(io.name for io in shape_tensors)
                 raise ConvertError(
@@ -216,10 +224,28 @@ class Network:
         self.unfit = optimization_profile.unfit(self.log.warnings)
         return bytes(plan)
 
+    def _explain_types(self) -> None:
+        """Raise a ConvertError if plugins refuse the types of their inputs."""
+        if self.alone:
+            return
+        layers = formats.layers_of(self.lowered.plugin_nodes, self.network)
+        if faults := list(formats.refusals(self.model, layers, self._builds)):
+            raise refusal(self.backend.title, faults)
+
+    def _builds(self, model: ModelProto, node: PluginNode) -> bool:
+        lowered = Lowered(model, [node], [])
+        try:
+            Network(self.backend, BuildOptions(), lowered, self.source, self.targets[:1], alone=True).build(
+                _STATIC, None
+            )
+        except ConvertError:
+            return False
+        return True
+
 
 def _hint(nodes: Sequence[PluginNode]) -> str:
     """What helps where shapes depend on the data, which the builder does not combine at will."""
-    found = [f"{node.node} ({node.op.name})" for node in nodes if node.op.counts()]
+    found = [f"{node.node} ({node.op.name})" for node in nodes if node.op is not None and node.op.counts()]
     if not found:
         return ""
     return (
@@ -232,11 +258,9 @@ def _check_plugins(network: types.INetworkDefinition, trt: Any, nodes: Sequence[
     """Every node that should be a plugin is one; the parser may take a function body or a standard op instead."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     plugins = {layer.name for layer in layers if layer.type == trt.LayerType.PLUGIN_V3}
-    missing = [
-        node for node in nodes if not any(name == node.node or name.endswith("/" + node.node) for name in plugins)
-    ]
+    missing = [node for node in nodes if not any(node.is_layer(name) for name in plugins)]
     if missing:
-        names = ", ".join(f"{node.node} ({node.op.name})" for node in missing)
+        names = ", ".join(f"{node.node} ({node.creator.name})" for node in missing)
         raise ConvertError(f"TensorRT's parser did not import these nodes as plugins: {names}", fix="report this model")
 
 
