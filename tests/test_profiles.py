@@ -272,9 +272,9 @@ def test_what_onnxruntime_takes_is_not_refused(tmp_path: Path, monkeypatch: pyte
     path = added(tmp_path, ["N", 4], ["N", 4])
     asked: list[int] = []
 
-    def suspect(_graph: object, _shapes: object) -> int:
+    def suspect(_graph: object, _shapes: object) -> list[int]:
         asked.append(1)
-        return 0
+        return [0]
 
     monkeypatch.setattr(fit, "_odd", suspect)
     profile = Profile(parse(["x=1x4,2x4,8x4", "z=1x4,2x4,8x4"]))
