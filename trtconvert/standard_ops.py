@@ -108,6 +108,18 @@ def _real_dft_matrix(used: int, n: int) -> NDArray[np.float64]:
     return np.stack([np.cos(angle) * twice, -np.sin(angle) * twice], 1)[..., None] / n
 
 
+def _recurrent(op: Standard, x: str, w: str, r: str, b: str = "", lengths: str = "", *rest: str) -> Written:
+    """Of the layout [N, T, ...], which TensorRT reads as [T, N, ...]: transposed before and after. rest: states, peepholes."""
+    if not op.attributes.get("layout"):
+        return None
+    swap = [1, 0, 2]
+    states = [op.Transpose(s, perm=swap) if s else "" for s in rest[:2]]
+    attributes = {name: value for name, value in op.attributes.items() if name != "layout"}
+    inputs = [op.Transpose(x, perm=swap), w, r, b, lengths, *states, *rest[2:]]
+    y, *last = op.several(op.node.op_type, len(op.node.output), *inputs, **attributes)
+    return (op.Transpose(y, perm=[2, 0, 1, 3]), *(op.Transpose(state, perm=swap) for state in last))
+
+
 # --- elementwise -----------------------------------------------------------------------------------------------------
 
 
@@ -209,10 +221,13 @@ WRITERS: dict[str, Callable[..., Written]] = {
     "CumProd": _cum_prod,
     "DFT": _dft,
     "Dropout": _dropout,
+    "GRU": _recurrent,
+    "LSTM": _recurrent,
     "LayerNormalization": _layer_norm,
     "MatMul": _matmul,
     "Mod": _mod,
     "OptionalHasElement": _has_element,
+    "RNN": _recurrent,
     "Range": _range,
     "ReduceMax": _reduce_max,
     "ReduceMin": _reduce_min,

@@ -63,6 +63,13 @@ class Standard(Writer):
         order.insert(to % rank, axis % rank)
         return x if order == list(range(rank)) else self.Transpose(x, perm=order)
 
+    def several(self, op_type: str, count: int, *inputs: str, **attributes: Any) -> list[str]:
+        """A node of that type with so many outputs; their names."""
+        self.node_of(op_type, *inputs, **attributes)
+        first = self.nodes[-1].output[0]
+        self.nodes[-1].output.extend(f"{first}_{i}" for i in range(1, count))
+        return list(self.nodes[-1].output)
+
     def unsqueezed(self, x: str, axis: int) -> str:
         """x with one more axis, of size 1; from opset 13 on axes are an input."""
         return self.Unsqueeze(x, self.ints(axis)) if self.opset >= 13 else self.Unsqueeze(x, axes=[axis])
