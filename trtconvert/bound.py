@@ -20,9 +20,21 @@ if TYPE_CHECKING:
     from trtconvert.manifest import IO
 
 
+@dataclass(frozen=True)
+class HostMemory:
+    """Host memory where TensorRT wants a tensor's values there: it computes shapes with them."""
+
+    array: NDArray[np.uint8]
+
+    @property
+    def handle(self) -> int:
+        return int(self.array.ctypes.data)
+
+
 @dataclass(eq=False)
 class Buffer:
-    """Device memory of one tensor, `size` bytes. shape: None until an execution has told it, where it depends on the data."""
+    """Memory of one tensor, `size` bytes, on the device unless it is HostMemory. shape: None until an execution has told it,
+    where it depends on the data."""
 
     memory: Any
     size: int
@@ -32,6 +44,13 @@ class Buffer:
     @property
     def address(self) -> int:
         return int(self.memory.handle)
+
+    @property
+    def values(self) -> NDArray[Any] | None:
+        """The tensor itself where it lies in host memory."""
+        if not isinstance(self.memory, HostMemory):
+            return None
+        return self.memory.array[: self.size].view(self.dtype).reshape(self.shape or ())
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,8 @@ class Graph:
 
 
 class Bound:
-    """Buffers for an engine's inputs and outputs at these input shapes, allocated once; inputs hold zeros until written.
+    """Buffers for an engine's inputs and outputs at these input shapes, allocated once; inputs hold zeros until written, shape
+    tensors the values that the profile calls opt. Other values of these make other outputs, which are allocated anew.
 
     shapes: input name to dimensions. The context serves this binding alone as long as it is in use. ConvertError for a
     missing name or a shape outside the engine's profile.
@@ -58,6 +78,7 @@ class Bound:
         self.engine, self.context, self.stream = engine, context, int(engine.stream.handle)
         self.inputs = {t.name: self._input(t, tuple(shapes[t.name])) for t in engine.inputs}
         self._allocators: dict[str, Any] = {}  # TensorRT holds none of them alive
+        self._captured = False
         self.outputs = {t.name: self._output(t) for t in engine.outputs}
 
     def _input(self, tensor: IO, shape: tuple[int, ...]) -> Buffer:
@@ -67,7 +88,11 @@ class Bound:
                 fix="build with a --shape range that holds it",
             )
         buffer = self._allocate(tensor, shape)
-        gpu.clear(buffer.address, buffer.size, self.stream)
+        if buffer.values is not None:
+            opt = self.engine.engine.get_tensor_profile_values(0, tensor.name)[1]
+            buffer.values[...] = np.reshape(opt, shape)
+        else:
+            gpu.clear(buffer.address, buffer.size, self.stream)
         return buffer
 
     def _output(self, tensor: IO) -> Buffer:
@@ -88,7 +113,11 @@ class Bound:
         dtype = numpy_dtype(tensor.dtype)
         if shape is not None:
             size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        memory = self.engine.device.allocate(max(size, 1), stream=self.engine.stream)
+        memory: Any
+        if self.engine.engine.get_tensor_location(tensor.name) == self.engine.backend.trt.TensorLocation.HOST:
+            memory = HostMemory(np.zeros(max(size, 8), np.uint8))
+        else:
+            memory = self.engine.device.allocate(max(size, 1), stream=self.engine.stream)
         buffer = Buffer(memory, size, shape, dtype)
         self.context.set_tensor_address(tensor.name, buffer.address)
         return buffer
@@ -104,8 +133,35 @@ class Bound:
                 raise ConvertError(
                     f"input {name!r} has shape {list(array.shape)}, bound was {list(buffer.shape or ())}"
                 )
-            if array.nbytes:
+            if buffer.values is None and array.nbytes:
                 gpu.copy(buffer.address, array.ctypes.data, array.nbytes, self.stream, to_device=True)
+        self._write_values(feeds)
+
+    def _write_values(self, feeds: Mapping[str, NDArray[Any]]) -> None:
+        """Shape tensors: TensorRT reads them on the host when an execution is queued."""
+        held = {name: buffer.values for name, buffer in self.inputs.items() if buffer.values is not None}
+        changed = {name: feeds[name] for name, values in held.items() if not np.array_equal(values, feeds[name])}
+        if not changed:
+            return
+        if self._captured:
+            raise ConvertError(
+                f"the values of {', '.join(map(repr, changed))} are part of the CUDA graph that was captured",
+                where=str(self.engine.path),
+                fix="bind again, write, then capture",
+            )
+        for name, array in changed.items():
+            low, _, high = np.array(self.engine.engine.get_tensor_profile_values(0, name))
+            if ((array.ravel() < low) | (array.ravel() > high)).any():
+                raise ConvertError(
+                    f"input {name!r} is {array.tolist()}, the engine takes values from {low.tolist()} to {high.tolist()}",
+                    where=str(self.engine.path),
+                    fix="build with a --value range that holds it",
+                )
+        self.sync()
+        for name, array in changed.items():
+            held[name][...] = array
+        self._allocators.clear()
+        self.outputs = {t.name: self._output(t) for t in self.engine.outputs}
 
     def read(self) -> dict[str, NDArray[Any]]:
         """Wait for the stream and copy the outputs to host arrays."""
@@ -113,6 +169,10 @@ class Bound:
         for name, buffer in self.outputs.items():
             if buffer.shape is None:
                 raise ConvertError(f"the shape of output {name!r} depends on the data, and nothing was executed yet")
+            if buffer.values is not None:
+                self.sync()
+                arrays[name] = buffer.values.copy()
+                continue
             arrays[name] = array = np.empty(buffer.shape, buffer.dtype)
             if array.nbytes:
                 gpu.copy(buffer.address, array.ctypes.data, array.nbytes, self.stream, to_device=False)
@@ -149,6 +209,7 @@ class Bound:
 
         try:
             launch = gpu.capture(self.stream, work)
+            self._captured = True
         except ConvertError as error:
             raise ConvertError(
                 f"no CUDA graph of this engine: {error.what}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from onnx import ModelProto, NodeProto
 
@@ -51,34 +52,51 @@ def advice(model: ModelProto, folder: Path, ranges: Mapping[str, Range]) -> str:
     return f"{', '.join(told[:3])}{', ...' if told[3:] else ''}: leave one branch with {' '.join(dict.fromkeys(flags))}"
 
 
+def known_when_built(view: GraphView, node: NodeProto) -> bool:
+    """Whether the condition of this If follows from constants and fixed sizes, which TensorRT then works out itself."""
+    return not any(not by_size or _is_dynamic(at, name) for at, name, by_size, _ in _leaves(view, node.input[0]))
+
+
 def _open(view: GraphView, node: NodeProto) -> Open:
     values: dict[str, str] = {}
     sized: list[str] = []
-    graph_inputs = {i.name for i in view.graph.input} - set(view.initializers)
-    for name, by_size, reader in _leaves(view, node.input[0], graph_inputs):
-        info = view.info(name)
+    for at, name, by_size, reader in _leaves(view, node.input[0]):
+        info = at.info(name)
         if by_size:
-            sized.append(name)
+            sized += [name] if _is_dynamic(at, name) else []
         elif info.dtype.startswith(("int", "uint", "bool")) and info.shape in ((), (1,)):  # others are data
-            values.setdefault(name, _value(view, name, reader))
-    dynamic = [n for n in dict.fromkeys(sized) if any(not isinstance(d, int) for d in view.info(n).shape or (None,))]
-    return Open(node.name or node.output[0], values, tuple(dynamic))
+            values.setdefault(name, _value(at, name, reader))
+    return Open(node.name or node.output[0], values, tuple(dict.fromkeys(sized)))
 
 
-def _leaves(view: GraphView, tensor: str, inputs: set[str]) -> Iterator[tuple[str, bool, NodeProto | None]]:
-    """Inputs of the graph that the tensor is computed from, whether by their sizes alone, and the node that reads them."""
-    seen: set[tuple[str, bool]] = set()
-    todo: list[tuple[str, bool, NodeProto | None]] = [(tensor, False, None)]
+def _is_dynamic(view: GraphView, name: str) -> bool:
+    return any(not isinstance(d, int) for d in view.info(name).shape or (None,))
+
+
+Leaf: TypeAlias = "tuple[GraphView, str, bool, NodeProto | None]"
+"""An input of a graph, the graph's view, whether it counts by its size alone, and the node that reads it."""
+
+
+def _leaves(view: GraphView, tensor: str) -> Iterator[Leaf]:
+    """The inputs that the tensor is computed from, here and in the graphs around."""
+    seen: set[tuple[int, str, bool]] = set()
+    todo: list[Leaf] = [(view, tensor, False, None)]
     while todo:
-        name, by_size, reader = todo.pop()
-        if (name, by_size) in seen:
+        at, name, by_size, reader = todo.pop()
+        while name not in at.producers and at.parent is not None and not _is_input(at, name):
+            at = at.parent
+        if (id(at), name, by_size) in seen:
             continue
-        seen.add((name, by_size))
-        if name in inputs:
-            yield name, by_size, reader
-        elif (index := view.producers.get(name)) is not None:
-            node = view.nodes[index]
-            todo += [(t, by_size or node.op_type in _ASK_SIZES, node) for t in node.input if t]
+        seen.add((id(at), name, by_size))
+        if _is_input(at, name):
+            yield at, name, by_size, reader
+        elif name in at.producers:
+            node = at.nodes[at.producers[name]]
+            todo += [(at, t, by_size or node.op_type in _ASK_SIZES, node) for t in node.input if t]
+
+
+def _is_input(view: GraphView, name: str) -> bool:
+    return name not in view.initializers and any(i.name == name for i in view.graph.input)
 
 
 def _value(view: GraphView, name: str, reader: NodeProto | None) -> str:

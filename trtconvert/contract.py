@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
-from trtconvert import model as onnx_model
 from trtconvert.errors import ConvertError
-from trtconvert.manifest import IO, model_io
+from trtconvert.faults import Fault
+from trtconvert.manifest import IO, Manifest, model_io
 
 # What TensorRT reads as another type, exactly or with a notice (notices).
 _READ_AS = {"float64": "float32"}
 
 
-def shield(model: ModelProto) -> None:
-    """Put an Identity between an input of the model and a Loop that reads it, in place: TensorRT-RTX 1.7.1 gives such an
-    input the name that it has in the Loop's body. Every node has a name of its own."""
+def faults(model: ModelProto) -> Iterator[Fault]:
+    """Outputs that are inputs too: an engine has one tensor of each name, and TensorRT would rename one of them."""
     inputs = {value.name for value in model.graph.input}
-    nodes = []
-    for node in model.graph.node:
-        if node.op_type == "Loop" and node.domain in onnx_model.STANDARD_DOMAINS:
-            for index, name in enumerate(node.input):
-                if name in inputs:
-                    inner = f"{node.name}_input_{index}"
-                    nodes.append(helper.make_node("Identity", [name], [inner], name=inner))
-                    node.input[index] = inner
-        nodes.append(node)
-    if len(nodes) > len(model.graph.node):
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
+    for value in model.graph.output:
+        if value.name in inputs:
+            yield Fault(
+                value.name,
+                "",
+                "this output is an input too, and an engine needs a name for each",
+                "leave the output out, or put an Identity before it that gives it another name",
+            )
 
 
 def check(model: ModelProto, inputs: Sequence[IO], outputs: Sequence[IO], title: str) -> None:
@@ -66,3 +61,21 @@ def _difference(wanted: IO, made: IO) -> str:
     if len(wanted.shape) != len(made.shape) or any(a != b for a, b in sizes):
         return f"{list(wanted.shape)}, the engine would have {list(made.shape)}"
     return ""
+
+
+def check_loaded(described: Manifest, inputs: Sequence[IO], outputs: Sequence[IO]) -> None:
+    """ConvertError where a loaded engine's tensors are not those that were parsed: names, element types and ranks."""
+    for side, expected, got in (
+        ("input", described.engine_inputs, inputs),
+        ("output", described.engine_outputs, outputs),
+    ):
+        wanted, found = [{t.name: (t.dtype, len(t.shape or ())) for t in side_} for side_ in (expected, got)]
+        if wanted != found:
+            raise ConvertError(
+                f"the engine's {side}s are {_list(found)}; its manifest says {_list(wanted)}",
+                fix="build the plan again",
+            )
+
+
+def _list(tensors: Mapping[str, tuple[str, int]]) -> str:
+    return ", ".join(f"{name} {dtype} of {rank} dimensions" for name, (dtype, rank) in tensors.items()) or "none"

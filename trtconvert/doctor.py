@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 
-from trtconvert import backend, gpu, kernel
+from trtconvert import backend, gpu, kernel, surroundings
 from trtconvert.errors import ConvertError
 
 
@@ -39,9 +39,43 @@ def examine() -> list[Finding]:
         full,
         compiler,
         device,
+        *_driver(here),
+        *_libraries(),
         _cache(),
+        *_notes("temporary folder", surroundings.temporary_faults()),
+        *_notes("locale", surroundings.locale_faults(os.environ)),
     ]
     return findings + _abilities(rtx, full, compiler, here)
+
+
+def _notes(what: str, faults: Iterable[tuple[str, str]]) -> list[Finding]:
+    return [Finding(what, "note", fault, fix) for fault, fix in faults] or [Finding(what, "ok", "as it should be")]
+
+
+def _driver(here: gpu.Gpu | str) -> list[Finding]:
+    """Whether the driver is new enough for the kernels."""
+    if isinstance(here, str):
+        return []
+    try:
+        fault = surroundings.too_old(here.driver, kernel.version())
+    except ConvertError:
+        return []  # NVRTC has a finding of its own
+    return [Finding("driver", "missing", fault, "upgrade the NVIDIA driver")] if fault else []
+
+
+def _libraries() -> list[Finding]:
+    """Of each TensorRT library its copies, and which one is in use."""
+    in_use, findings = surroundings.loaded(), []
+    for name, files in surroundings.copies(surroundings.library_folders(os.environ)).items():
+        used = in_use.get(name)
+        if len(files) == 1:
+            findings.append(Finding(name, "ok", str(files[0])))
+            continue
+        shown = f", in use: {used}" if used else ""
+        text = f"{len(files)} copies: {', '.join(map(str, files))}{shown}"
+        fix = "keep one: a plan loads only with the version that built it; the order is LD_LIBRARY_PATH, then the wheel"
+        findings.append(Finding(name, "note", text, fix))
+    return findings
 
 
 def _package(name: str) -> Finding:
@@ -90,6 +124,9 @@ def _abilities(rtx: Finding, full: Finding, compiler: Finding, here: gpu.Gpu | s
         return [building, Finding("run", "ok", f"{here.name} with TensorRT {full.found}")]
     supported = here.arch in (*backend.RTX_TARGETS, *backend.RTX_EXTRA_TARGETS)
     if rtx.verdict == "ok" and not supported:
-        text = f"TensorRT-RTX {rtx.found} does not list {here.arch} among its GPUs; loading an engine will show"
-        return [building, Finding("run", "note", text, "use --backend tensorrt on this GPU")]
+        text = f"TensorRT-RTX {rtx.found} does not list {here.arch} among its GPUs: it may refuse to run an engine here"
+        fix = "use full TensorRT on this GPU (--backend tensorrt), or run the engine on " + ", ".join(
+            backend.RTX_TARGETS
+        )
+        return [building, Finding("run", "note", text, fix)]
     return [building, Finding("run", "ok" if rtx.verdict == "ok" else "missing", f"{here.name} with TensorRT-RTX")]

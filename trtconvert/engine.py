@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert import adapter, gpu, launch, manifest
+from trtconvert import adapter, contract, diagnosis, gpu, launch, manifest
 from trtconvert.backend import Backend, Log, logger, select
 from trtconvert.bound import Bound
 from trtconvert.errors import ConvertError, NoUsableGpuError
@@ -64,7 +65,10 @@ def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
             fix=f"pip install tensorrt-rtx=={described.backend_version}, or build the plan again",
         )
     register_creators(chosen, data, described)
-    return Engine(chosen, data, path)
+    engine = Engine(chosen, data, path)
+    if described:
+        contract.check_loaded(described, engine.inputs, engine.outputs)
+    return engine
 
 
 def register_creators(backend: Backend, plan: bytes, described: Manifest | None) -> None:
@@ -156,4 +160,19 @@ def _load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
             where=str(path),
             fix=f"build with --target {here.arch}, if {backend.title} supports it",
         )
-    return ConvertError(f"{backend.title} cannot load the plan: {log.cause()}", where=str(path))
+    if re.search(r"[Vv]ersion tag does not match|magic ?[Tt]ag|serialization.*version|incompatible.*version", text):
+        return ConvertError(
+            f"the plan was built by another TensorRT; running here: {backend.title} ({libraries() or 'library unknown'})",
+            where=str(path),
+            fix="build it again with the TensorRT that runs it, or run it where it was built",
+        )
+    return ConvertError(f"{backend.title} cannot load the plan: {diagnosis.plain(log.cause())}", where=str(path))
+
+
+def libraries() -> str:
+    """Paths of the TensorRT libraries that this process has loaded."""
+    with suppress(OSError):
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        found = re.findall(r"(/\S*/lib(?:nvinfer|tensorrt_rtx)\.so\S*)", maps)
+        return ", ".join(dict.fromkeys(found))
+    return ""

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import ModelProto
 
-from trtconvert import adapter, dtypes, rules
+from trtconvert import adapter, contract, dtypes, rules, shape_values
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend, logger
@@ -21,9 +21,15 @@ from trtconvert.lower import Lowered, PluginNode
 
 def require(lowered: Lowered, source: Path, backend: Backend) -> None:
     """ConvertError that lists all faults, if there are any that lowering or a rule can tell."""
-    if known := known_faults(lowered, source.parent, backend):
-        asked = replace(lowered, model=dtypes.replaced(lowered.model))
-        raise refusal(backend.title, complete(known, ask(asked, source, backend)))
+    if known_faults(lowered, source.parent, backend):
+        raise refusal(backend.title, shape_values.with_bake(all_faults(lowered, source, backend), lowered.model))
+
+
+def all_faults(lowered: Lowered, source: Path, backend: Backend) -> list[Fault]:
+    """What lowering, the rules and the parser refuse."""
+    known = known_faults(lowered, source.parent, backend)
+    asked = replace(lowered, model=dtypes.replaced(lowered.model)) if known else lowered
+    return complete(known, ask(asked, source, backend))
 
 
 def known_faults(lowered: Lowered, folder: Path, backend: Backend) -> list[Fault]:
@@ -31,7 +37,11 @@ def known_faults(lowered: Lowered, folder: Path, backend: Backend) -> list[Fault
     views = onnx_graph.views(lowered.model, folder)
     return complete(
         lowered.faults,
-        [*dtypes.faults(lowered.model, views), *rules.node_faults(lowered.model, views, backend)],
+        [
+            *contract.faults(lowered.model),
+            *dtypes.faults(lowered.model, views),
+            *rules.node_faults(lowered.model, views, backend),
+        ],
     )
 
 

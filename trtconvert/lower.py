@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trtconvert import branches, contract, contrib, narrow_integers, parameters, registry, standard
+from trtconvert import branches, contrib, loops, narrow_integers, parameters, registry, standard
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
@@ -68,10 +68,10 @@ def lower(
     copy, notes = _standard(inline_local(copy), folder, faults if lenient else None)
     folds = branches.fold(copy, folder, known)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
-    if folded := parameters.settle(copy, folder, known):
-        notes.append(
-            f"{len(folded)} nodes computed before the build: {', '.join(folded[:5])}{', ...' if folded[5:] else ''}"
-        )
+    given = {node.name or next(filter(None, node.output), "") for node in onnx_model.all_nodes(model)}
+    if folded := [name for name in parameters.settle(copy, folder, known) if name in given]:
+        shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
+        notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
     taken = {op.name for op in registry.ops()}
     copy, written = standard.standardize(copy, folder, lambda op: supports(op) or op in taken, known, faults)
     notes += [f"{op} x{count} written as {how}" for (op, how), count in written.items()]
@@ -83,7 +83,7 @@ def lower(
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))
     _name(nodes)
-    contract.shield(copy)
+    loops.settle(copy)
     custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]
     unknown = [node for node in custom if registry.find(node.op_type) is None]
     faults += [_unknown(node) for node in unknown if not any(f.node == node.name for f in faults)]
@@ -133,7 +133,8 @@ def _name_functions(model: ModelProto) -> None:
     for function in model.functions:
         inner = [node for graph in onnx_model.function_graphs(function) for node in graph]
         for node in inner:
-            node.name = f"{function.name}/{node.name or node.op_type}"
+            if not node.name.startswith(f"{function.name}/"):
+                node.name = f"{function.name}/{node.name or node.op_type}"
         _name(inner)
 
 

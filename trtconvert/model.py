@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,16 @@ import ml_dtypes
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    helper,
+)
 from onnx.external_data_helper import ExternalDataInfo
 
 from trtconvert import complaints, structure, text, weights
@@ -44,7 +53,10 @@ def load(path: Path) -> ModelProto:
         raise _not_onnx(path)
     text.check(model, path)
     structure.settle(model, str(path))
-    weights.check(external_tensors(model), path.parent)
+    external = external_tensors(model)
+    weights.check(external, path.parent)
+    plain = {id(tensor) for tensor in model.graph.initializer}
+    weights.take_in([t for t in external if id(t) not in plain], path.parent)
     return model
 
 
@@ -71,7 +83,7 @@ def save(model: ModelProto, path: Path, source: Path) -> None:
     moved = external_tensors(model) if moves else []
     total = model.ByteSize()
     if total >= _PROTOBUF_LIMIT:
-        moved += [t for t in all_tensors(model.graph) if len(t.raw_data) >= 1024]
+        moved += [t for t in all_tensors(model) if len(t.raw_data) >= 1024]
     if not moved:
         write_file(path, serialize(model))
         return
@@ -187,19 +199,45 @@ def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
         yield from graph.node
 
 
-def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """Every initializer and tensor attribute, subgraphs included."""
-    for inner in all_graphs(graph):
-        yield from inner.initializer
-        for node in inner.node:
-            for attribute in node.attribute:
-                if attribute.type == AttributeProto.TENSOR:
-                    yield attribute.t
+def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor with data: initializers, sparse ones too, and attributes, those of subgraphs and functions included."""
+    for graph in all_graphs(model.graph):
+        yield from _tensors(graph)
+    for function in model.functions:
+        for nodes in function_graphs(function):
+            yield from _attribute_tensors(nodes)
+        for node in function.node:
+            for inner in subgraphs(node):
+                for graph in all_graphs(inner):
+                    yield from (*graph.initializer, *_sparse(graph.sparse_initializer))
+
+
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    yield from _sparse(graph.sparse_initializer)
+    yield from _attribute_tensors(graph.node)
+
+
+def _attribute_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            if attribute.HasField("sparse_tensor"):
+                yield from _sparse([attribute.sparse_tensor])
+            yield from _sparse(attribute.sparse_tensors)
+
+
+def _sparse(tensors: Iterable[SparseTensorProto]) -> Iterator[TensorProto]:
+    for tensor in tensors:
+        yield tensor.values
+        yield tensor.indices
 
 
 def external_tensors(model: ModelProto) -> list[TensorProto]:
     """The tensors whose data lies in a file beside the model."""
-    return [t for t in all_tensors(model.graph) if t.data_location == TensorProto.EXTERNAL]
+    return [t for t in all_tensors(model) if t.data_location == TensorProto.EXTERNAL]
 
 
 def captured(node: NodeProto) -> set[str]:

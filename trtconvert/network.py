@@ -94,8 +94,8 @@ class Maker:
     def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, lenient=True)
-        squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         shapes.fix(lowered.model, profile)
+        squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)
@@ -180,8 +180,7 @@ class Network:
         """Every node that the parser refuses, where it can name them, else its first words."""
         told = importable.ask(lowered, source, self.backend) or parser_faults(self.parser, self.backend.title)
         if told:
-            wanted = shape_values.constants_wanted(lowered.model, [fault.node for fault in told])
-            return refusal(self.backend.title, told, self.hint + shape_values.bake_hint(wanted))
+            return refusal(self.backend.title, shape_values.with_bake(told, lowered.model), self.hint)
         return ConvertError(f"{self.backend.title} cannot import the model: {plain(self.log.cause())}")
 
     def _other_targets(self) -> str:

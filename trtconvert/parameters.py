@@ -65,6 +65,8 @@ def _replace(
     found = value(view, node.input[index], values)
     if found is None or found.size > _LARGEST or found.dtype.kind not in "iufb":
         return
+    if node.op_type == "Range" and found.size == 1:
+        found = found.reshape(())  # what computes it is often content with one element
     name = f"{node.name or node.output[0]}_parameter_{index}"
     graph.initializer.append(numpy_helper.from_array(found, name))
     orphans.add(node.input[index])

@@ -1,35 +1,25 @@
-"""What a model needs before it can be built, node by node, and what a plan says of itself. Needs no GPU."""
+"""What stands between a model and its engine, told before anything is built; and what a plan says of itself. Needs no GPU."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
-from trtconvert import branches, contrib, manifest, registry
-from trtconvert import graph as onnx_graph
+from trtconvert import manifest, registry
 from trtconvert import model as onnx_model
-from trtconvert.backend import Backend, select, supports
-from trtconvert.bodies import is_ours
+from trtconvert.backend import select
 from trtconvert.engine import plugins_in
-from trtconvert.functions import has_body
+from trtconvert.faults import Fault
 from trtconvert.fuse import NearMiss, fuse_model
-from trtconvert.graph import GraphView
 from trtconvert.manifest import IO, Manifest, model_io
+from trtconvert.notices import notices
 from trtconvert.rewrite import Fusion
+from trtconvert.survey import NodeReport, op_title, survey
 
-
-@dataclass(frozen=True)
-class NodeReport:
-    """How TensorRT will take a node. status: native, plugin, expanded (written as other ops) or unsupported."""
-
-    node: str
-    op: str
-    status: str
-    detail: str
+__all__ = ["ModelReport", "NodeReport", "PlanReport", "PluginReport", "inspect", "inspect_model", "inspect_plan"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +34,10 @@ class ModelReport:
     outputs: list[IO]
     ops: dict[str, int]
     nodes: list[NodeReport]
+    totals: dict[str, int]
+    faults: list[Fault]
+    notices: list[str]
+    backend: str
     fusions: list[Fusion]
     near_misses: list[NearMiss]
 
@@ -92,11 +86,13 @@ def inspect_plan(path: Path) -> PlanReport:
 
 
 def inspect_model(path: Path, backend: str = "auto") -> ModelReport:
-    """Per node: native, plugin, expanded or unsupported; and what fuse would do."""
+    """Per node: native, plugin, expanded, folded or unsupported; and what fuse would do."""
+    chosen = select(backend)
     model = onnx_model.load(path)
     onnx_model.check(model, path)
     fused = ModelProto()
     fused.CopyFrom(model)
+    found = survey(model, path, chosen)
     result = fuse_model(fused, path.parent, registry.by_pattern(()))
     return ModelReport(
         str(path),
@@ -105,71 +101,12 @@ def inspect_model(path: Path, backend: str = "auto") -> ModelReport:
         model.ir_version,
         model_io(model, "input"),
         model_io(model, "output"),
-        dict(Counter(_op(n.domain, n.op_type) for n in onnx_model.all_nodes(model)).most_common()),
-        _nodes(model, path.parent, backend),
+        dict(Counter(op_title(n) for n in onnx_model.all_nodes(model)).most_common()),
+        found.nodes,
+        found.totals,
+        found.faults,
+        [*notices(model, chosen), *found.notes],
+        chosen.title,
         result.fusions,
         result.near_misses,
     )
-
-
-def _op(domain: str, op_type: str) -> str:
-    return op_type if domain in onnx_model.STANDARD_DOMAINS else f"{domain}::{op_type}"
-
-
-def _nodes(model: ModelProto, folder: Path, backend: str) -> list[NodeReport]:
-    """As `lower` will take them: onnxruntime's ops where they are, and Ifs of known condition as their branch."""
-    chosen = select(backend)
-    known = supports(chosen)
-    model = onnx_model.copy(model)
-    onnx_model.adopt_ort_ops(model)
-    reports = [
-        NodeReport(fold.node, "If", "expanded", f"its condition is constant: the {fold.branch} branch is taken")
-        for fold in branches.fold(model, folder)
-    ]
-    bodies = {(f.domain, f.name) for f in model.functions}
-    opset = onnx_model.opset(model)
-    views = onnx_graph.views(model, folder)
-    for graph, view in zip(onnx_model.all_graphs(model.graph), views, strict=True):
-        for node in graph.node:
-            name = node.name or (node.output[0] if node.output else node.op_type)
-            op = _op(node.domain, node.op_type)
-            if node.domain in onnx_model.STANDARD_DOMAINS:
-                status, detail = _standard(node, opset, known, chosen)
-            elif (node.domain, node.op_type) in bodies:
-                status, detail = _function(node)
-            else:
-                status, detail = _custom(node, view)
-            reports.append(NodeReport(name, op, status, detail))
-    return reports
-
-
-def _standard(node: NodeProto, opset: int, known: Callable[[str], bool], backend: Backend) -> tuple[str, str]:
-    if known(node.op_type):
-        return "native", ""
-    if registry.find(node.op_type):
-        return _plugin(node)
-    if has_body(node.op_type, opset):
-        return "expanded", f"{backend.title} has no importer for it: the function that ONNX defines for it is imported"
-    missing = f"{backend.title} has no importer for it: rewrite it in the exporter, or give a plugin of that name"
-    return "unsupported", missing
-
-
-def _function(node: NodeProto) -> tuple[str, str]:
-    if is_ours(node.domain) and registry.find(node.op_type):
-        return _plugin(node)
-    return "expanded", "its function body is imported"
-
-
-def _custom(node: NodeProto, view: GraphView) -> tuple[str, str]:
-    if registry.find(node.op_type):
-        return _plugin(node)
-    if contrib.is_contrib(node):
-        why = contrib.refusal(node, view)
-        return ("unsupported", why) if why else ("expanded", "onnxruntime's op: written as standard ONNX")
-    return "unsupported", "no plugin and no function body: give one with --plugin"
-
-
-def _plugin(node: NodeProto) -> tuple[str, str]:
-    op = registry.find(node.op_type)
-    assert op is not None
-    return "plugin", f"plugin {op.name} version {op.version} from {registry.origin(op)}"

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx import ModelProto, NodeProto
 
-from trtconvert import branches
+from trtconvert import branches, conditions
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend
 from trtconvert.faults import Fault
@@ -124,8 +124,10 @@ _UINT8 = (
 )
 
 
-def _if_ranks(node: NodeProto, _: GraphView) -> Verdict:
-    """TensorRT wants equal ranks; seen only when it builds."""
+def _if_ranks(node: NodeProto, view: GraphView) -> Verdict:
+    """TensorRT wants equal ranks, unless it can work the condition out; seen only when it builds."""
+    if conditions.known_when_built(view, node):
+        return None
     ranks = []
     for graph in onnx_model.subgraphs(node):
         shapes = [v.type.tensor_type for v in graph.output]

@@ -6,11 +6,13 @@ What `--value` says, checked against the model; what TensorRT asks for after par
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from onnx import ModelProto
 
 from trtconvert.errors import ConvertError
+from trtconvert.faults import Fault
 from trtconvert.manifest import IO, model_io
 from trtconvert.shapes import Range, in_order, show, unknown_input
 
@@ -72,9 +74,15 @@ def check(model: ModelProto, given: Mapping[str, Range], fixed: Mapping[str, Seq
 def _check_one(name: str, values: Range, count: int, limit: int) -> None:
     for label, point in (("min", values.min), ("opt", values.opt), ("max", values.max)):
         if len(point) != count:
-            raise ConvertError(f"--value {name}: {label} has {len(point)} values, the input has {count}")
+            raise ConvertError(
+                f"--value {name}: {label} has {len(point)} values, the input has {count}",
+                fix=f"give {count}, with x between them",
+            )
         if not all(-limit <= v < limit for v in point):
-            raise ConvertError(f"--value {name}: {label} has a value beyond {limit.bit_length()}-bit integers")
+            raise ConvertError(
+                f"--value {name}: {label} has a value beyond {limit.bit_length()}-bit integers",
+                fix="give values of the input's dtype",
+            )
     in_order(f"--value {name}", values, "at value")
 
 
@@ -114,26 +122,42 @@ def _example(io: IO, value: int) -> str:
     return "x".join([str(value)] * prod(d for d in io.shape or () if isinstance(d, int)))
 
 
-def constants_wanted(model: ModelProto, nodes: Iterable[str]) -> list[str]:
-    """Small inputs of the model that these nodes read as anything but their first operand: TensorRT may want constants there,
-    such as axes and scales. Inputs computed from others in between are found too."""
+def with_bake(faults: Iterable[Fault], model: ModelProto) -> list[Fault]:
+    """Faults of nodes that read small inputs of the model, as axes or scales: making these constants is another way out; so are
+    values, where TensorRT does not know how many there are."""
+    shapes = {io.name: (io.dtype, io.shape or []) for io in model_io(model, "input")}
+    found = []
+    for fault in faults:
+        wanted = _operands(model, fault.node)
+        open_sizes = [
+            n for n in wanted if shapes[n][0] in _LIMITS and any(not isinstance(d, int) for d in shapes[n][1])
+        ]
+        values = " ".join(f"--value {name}=MIN,OPT,MAX" for name in open_sizes)
+        hint = bake_hint(wanted) + (
+            f"if it may change, give its values, such as 1x4,2x4,8x4: {values}; or " if values else ""
+        )
+        found.append(replace(fault, fix=hint + fault.fix))
+    return found
+
+
+def _operands(model: ModelProto, node: str) -> list[str]:
+    """Small inputs of the model that the node reads as anything but its first operand, or that such operands are computed
+    from; what comes from the sizes of an input is known at build time."""
     producers = {name: node for node in model.graph.node for name in node.output}
     small = {
         io.name
         for io in model_io(model, "input")
         if io.shape is not None and len(io.shape) <= 1 and prod(d for d in io.shape if isinstance(d, int)) <= _SMALL
     }
-    wanted = set(nodes)
-    operands = [list(node.input) for node in model.graph.node if node.name in wanted]
-    pending = [name for inputs in operands for name in (inputs[1:] or inputs)]
-    found, seen = dict[str, None](), set[str]()
+    found, seen = set[str](), set[str]()
+    pending = [name for made in model.graph.node if made.name == node for name in (made.input[1:] or made.input)]
     while pending:
         name = pending.pop()
         if name in seen:
             continue
         seen.add(name)
         if name in small:
-            found[name] = None
+            found.add(name)
         elif name in producers and producers[name].op_type not in ("Shape", "Size"):
             pending += producers[name].input
     return sorted(found)

@@ -40,6 +40,12 @@ def check(tensors: Iterable[TensorProto], folder: Path) -> None:
                 where=str(folder),
                 fix="copy the data file to that place: it belongs beside the .onnx file",
             )
+        if info.length and size(tensor) not in (0, info.length):
+            raise ConvertError(
+                f"tensor {tensor.name!r} has {info.length} bytes in {info.location!r}, its type and shape take {size(tensor)}",
+                where=str(folder),
+                fix="export the model again",
+            )
         end = (info.offset or 0) + (info.length or size(tensor))
         if file.stat().st_size < end:
             raise ConvertError(
@@ -48,6 +54,18 @@ def check(tensors: Iterable[TensorProto], folder: Path) -> None:
                 where=str(folder),
                 fix="copy the data file again",
             )
+
+
+def take_in(tensors: Iterable[TensorProto], folder: Path) -> None:
+    """Read the data of checked external tensors into the model, in place: TensorRT and ONNX's checker look for the data of
+    initializers only."""
+    for tensor in tensors:
+        info = ExternalDataInfo(tensor)
+        with (folder / info.location).open("rb") as file:
+            file.seek(info.offset or 0)
+            tensor.raw_data = file.read(info.length or size(tensor))
+        del tensor.external_data[:]
+        tensor.ClearField("data_location")
 
 
 def size(tensor: TensorProto) -> int:

@@ -120,7 +120,7 @@ def _in_float64(model: ModelProto) -> ModelProto:
                     attribute.i = TensorProto.DOUBLE
                 if node.op_type == "Constant" and attribute.name == "value_float":
                     attribute.CopyFrom(helper.make_attribute("value", helper.make_tensor("", 11, [], [attribute.f])))
-    for tensor in onnx_model.all_tensors(wide.graph):
+    for tensor in onnx_model.all_tensors(wide):
         if tensor.data_type in FLOATS:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
     return wide

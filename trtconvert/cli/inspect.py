@@ -11,7 +11,11 @@ import click
 from trtconvert.cli import show
 
 if TYPE_CHECKING:
-    from trtconvert.preflight import ModelReport, PlanReport
+    from collections.abc import Sequence
+
+    from trtconvert.preflight import ModelReport, NodeReport, PlanReport
+
+NAMES_SHOWN = 4  # of nodes of one op that are taken in the same way
 
 
 @click.command()
@@ -41,20 +45,53 @@ def command(path: Path, plugins: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _model(report: ModelReport) -> None:
-    click.echo(f"model     {report.path} ({report.producer}; opset {report.opset}, IR {report.ir_version})")
+    def line(label: str, text: str) -> None:
+        click.echo(f"{label:11} {text}")
+
+    line("model", f"{report.path} ({report.producer}; opset {report.opset}, IR {report.ir_version})")
     for side, tensors in (("input", report.inputs), ("output", report.outputs)):
         for io in tensors:
-            click.echo(f"{side:9} {io.name}: {io.dtype} {_shape(io.shape)}")
-    click.echo(f"nodes     {', '.join(f'{op} x{count}' for op, count in report.ops.items())}")
-    for node in report.nodes:
-        if node.status != "native":
-            click.echo(f"{node.status:11} {node.node} ({node.op}): {node.detail}")
+            line(side, f"{io.name}: {io.dtype.replace('object', 'string')} {_shape(io.shape)}")
+    line("ops", ", ".join(f"{op} x{count}" for op, count in report.ops.items()))
+    line("nodes", f"{', '.join(f'{count} {status}' for status, count in report.totals.items())}, by {report.backend}")
+    for (status, detail), nodes in _kinds(report.nodes).items():
+        line(status, f"{_names(nodes)}{f': {detail}' if detail else ''}")
+    for fault in report.faults:
+        about = f"{fault.place} ({fault.op}): " if fault.op else f"{fault.place}: " if fault.place else ""
+        line("unsupported", f"{about}{fault.reason}\n            fix: {fault.fix}")
+    for notice in report.notices:
+        line("note", notice)
     for fusion in report.fusions:
-        click.echo(f"would fuse  {fusion.node} ({fusion.op}): {len(fusion.replaced)} nodes")
+        line("would fuse", f"{fusion.node} ({fusion.op}): {len(fusion.replaced)} nodes")
     for miss in report.near_misses:
-        click.echo(f"near miss   {miss.node} ({miss.pattern}): {miss.reason}")
-    bad = [node for node in report.nodes if node.status == "unsupported"]
-    click.echo(f"verdict   {f'{len(bad)} nodes are unsupported' if bad else 'TensorRT can import every node'}")
+        line("near miss", f"{miss.node} ({miss.pattern}): {miss.reason}")
+    bad = report.totals.get("unsupported", 0)
+    what = [f"{bad} node{'s are' if bad > 1 else ' is'} unsupported"] if bad else []
+    if others := len(report.faults):
+        what.append(f"{others} fault{'s' * (others > 1)} beside the model's own nodes")
+    line("verdict", " and ".join(what) or "TensorRT can import every node")
+
+
+def _kinds(nodes: Sequence[NodeReport]) -> dict[tuple[str, str], list[NodeReport]]:
+    """The nodes that are not simply native, by what is said of them; the unsupported last, where the eye falls."""
+    kinds: dict[tuple[str, str], list[NodeReport]] = {}
+    for node in sorted(nodes, key=lambda node: node.status == "unsupported"):
+        if node.status != "native":
+            fix = f"\n            fix: {node.fix}" if node.fix else ""
+            kinds.setdefault((node.status, node.detail + fix), []).append(node)
+    return kinds
+
+
+def _names(nodes: Sequence[NodeReport]) -> str:
+    """`a, b (Relu), c (Det)`: all of them where they are unsupported, else the first few."""
+    by_op: dict[str, list[str]] = {}
+    for node in nodes:
+        by_op.setdefault(node.op, []).append(node.node)
+    most = len(nodes) if nodes[0].status == "unsupported" else NAMES_SHOWN
+    return ", ".join(
+        f"{', '.join(names[:most])}{f' and {len(names) - most} more' if names[most:] else ''} ({op})"
+        for op, names in by_op.items()
+    )
 
 
 def _plan(report: PlanReport) -> None:
