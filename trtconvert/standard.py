@@ -70,6 +70,8 @@ def _tried(
 ) -> tuple[str, FunctionProto | None]:
     try:
         return _body(node, view, values, supports)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return BY_HAND, None  # a node that is not as ONNX has it, such as one with too many inputs: the parser says so
     except ConvertError as error:
         name = node.name or next(filter(None, node.output), "")
         reason = error.what.removeprefix(f"{node.op_type} ")

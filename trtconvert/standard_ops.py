@@ -62,6 +62,7 @@ def _cum_prod(op: Standard, x: str, axis: str) -> Written:
     if rank is None or at is None or sizes is None or sizes[at] is None:
         raise op.refuse("needs a constant axis of known length", "bake the axis with --bake, and fix that dimension")
     n = sizes[at] or 0
+    op.check_table(n, n)
     picked = np.tri(n, k=-1 if op.attributes.get("exclusive") else 0, dtype=bool).T  # [j, i]
     picked = picked[::-1, ::-1] if op.attributes.get("reverse") else picked
     to_last = [*(a for a in range(rank) if a != at % rank), at % rank]
@@ -81,6 +82,7 @@ def _dft(op: Standard, x: str, length: str = "", axis: str = "") -> Written:
     if n is None:
         raise op.refuse("needs a constant length", "bake its inputs with --bake")
     used = min(given, n // 2 + 1 if inverse and onesided else n)
+    op.check_table(used, 2, n, 2)
     matrix = _real_dft_matrix(used, n) if inverse and onesided else _dft_matrix(used, n, onesided, inverse)
     matrix = matrix[:, : sizes[-1]]  # [used, parts, kept, parts of the result]
     to_end = [*(a for a in range(rank - 1) if a != at % rank), at % rank, rank - 1]
@@ -197,6 +199,7 @@ def _col2im(op: Standard, x: str, image: str, block: str) -> Written:
     free = [int(o) + pads[i] + pads[i + n] - dilations[i] * (int(kernel[i]) - 1) - 1 for i, o in enumerate(out)]
     rest = [f % s for f, s in zip(free, strides, strict=True)]
     count = int(np.prod(kernel))
+    op.check_table(sizes[1], count)
     weight = np.tile(np.eye(count), (sizes[1] // count, 1)).reshape(sizes[1], 1, *kernel)
     blocks = op.Reshape(x, op.ints(0, 0, *(f // s + 1 for f, s in zip(free, strides, strict=True))))
     group = sizes[1] // count

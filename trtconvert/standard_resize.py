@@ -56,6 +56,7 @@ def _resize(op: Standard, x: str, roi: str = "", scales: str = "", sizes: str = 
         return (_nearest(op, x, axes, coordinates),)
     rank, y, outside = op.rank(x) or 0, op.wide(x), np.zeros((), bool)
     for axis in axes:
+        op.check_table(axis.after, axis.before)
         at = axis.coordinates(coordinates)
         weights = _weights(
             at, axis, mode, get("cubic_coeff_a", -0.75), bool(get("antialias")), bool(get("exclude_outside"))

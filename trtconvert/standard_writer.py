@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from trtconvert.graph import GraphView
 from trtconvert.model import numpy_dtype
 from trtconvert.writer import Outputs, Writer
 
+MAX_TABLE = 1 << 24  # elements of a constant that a writer makes
 Written: TypeAlias = "Outputs | FunctionProto | None"
 
 
@@ -49,6 +51,12 @@ class Standard(Writer):
         """A constant tensor of an input's dtype."""
         dtype = self.dtype(x)
         return self.tensor(value, numpy_dtype(dtype)) if dtype else self.CastLike(self.tensor(value, np.float32), x)
+
+    def check_table(self, *sizes: int) -> None:
+        """ConvertError if a constant of these sizes would be too large to put into a model."""
+        if math.prod(sizes) > MAX_TABLE:
+            shape = " x ".join(map(str, sizes))
+            raise self.refuse(f"would take a table of {shape} elements", "use smaller sizes, or give a plugin for it")
 
     def known_sizes(self, x: str) -> list[int]:
         """The input's dimensions; ConvertError if one is open."""

@@ -80,6 +80,8 @@ def _reason(error: ConvertError) -> str:
 
 def _is_open(info: onnx.ValueInfoProto) -> bool:
     kind = info.type.tensor_type
+    if not info.type.HasField("tensor_type"):
+        return False
     return not kind.HasField("shape") or any(not d.HasField("dim_value") for d in kind.shape.dim)
 
 
