@@ -77,8 +77,8 @@ def _rounded(op: Standard, x: str) -> str:
         return op.Round(x)
     half, one = op.tensor(0.5, np.float32), op.tensor(1.0, np.float32)
     y = op.Floor(op.Add(x, half))
-    even = op.Equal(op.Floor(op.Mul(y, half)), op.Mul(y, half))
-    between = op.Equal(op.Sub(y, x), half)
+    differs = [op.Sub(op.Sub(y, x), half), op.Sub(op.Floor(op.Mul(y, half)), op.Mul(y, half))]  # between two; odd
+    between, even = (op.Not(op.Cast(d, to=TensorProto.BOOL)) for d in differs)
     return op.Where(op.And(between, op.Not(even)), op.Sub(y, one), y)
 
 

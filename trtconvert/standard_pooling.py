@@ -55,6 +55,8 @@ def _windows(op: Standard, x: str) -> _Windows:
     pads, auto = op.attributes.get("pads", [0] * 2 * n), op.attributes.get("auto_pad", "NOTSET")
     if int(np.prod(kernel)) > MAX_OFFSETS:
         raise op.refuse(f"has windows of {kernel}, too many elements to write one by one", "use a smaller window")
+    if auto.startswith("SAME") and _dilated(op):
+        raise op.refuse(f"has auto_pad {auto} with dilations, of which runtimes make different sizes", "give it pads")
     found = []
     for i, (size, k, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
         span = d * (k - 1) + 1
