@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -385,3 +386,20 @@ def test_constants_that_are_no_numbers(tmp_path: Path) -> None:
         helper.make_tensor("w", TensorProto.FLOAT, [4], [float("nan"), 1.0, float("inf"), float("-inf")])
     )
     built(model, tmp_path)
+
+
+@pytest.mark.parametrize("start", ["one", "k"])
+def test_long_chains(start: str, tmp_path: Path) -> None:
+    """Values are worked out through thousands of nodes, without as many calls of Python inside each other."""
+    names = [start, *(f"t{i}" for i in range(3000))]
+    nodes = [helper.make_node("Neg", [a], [b]) for a, b in pairwise(names)]
+    model = graph("y = ReduceMean (x, a)", "float[2,4] x, int64[1] k", "float[2,1] y", "int64[1] one = {1}", opset=18)
+    model.graph.node[0].input[1] = names[-1]
+    nodes += model.graph.node
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    if start == "one":
+        del model.graph.input[1:]
+        built(model, tmp_path)
+    else:
+        assert "known only at run time" in refused(model, tmp_path)
