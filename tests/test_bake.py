@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.conftest import Run, assert_clean_error
 from trtconvert import BuildOptions, ConvertError, build, gpu, verify
 from trtconvert.bake import bake, decode, encode, parse
+from trtconvert.shape_values import parse as parse_values
 
 
 def one_input(elem_type: int, shape: Sequence[int | str | None] | None, ir_version: int = 8) -> ModelProto:
@@ -162,8 +166,28 @@ def test_damaged_files(tmp_path: Path) -> None:
             bake(model, {"s": tmp_path / name})
     tensor = TensorProto(data_type=TensorProto.INT64, dims=[2], data_location=TensorProto.EXTERNAL)
     (tmp_path / "a.pb").write_bytes(tensor.SerializeToString())
-    with pytest.raises(ConvertError, match="holds no tensor with its data"):
+    with pytest.raises(ConvertError, match="the tensor's data is missing"):
         bake(model, {"s": tmp_path / "a.pb"})
+    for dims in ([3], [2**40], []):
+        tensor = TensorProto(data_type=TensorProto.INT64, dims=dims, raw_data=b"\0" * 16)
+        (tmp_path / "a.pb").write_bytes(tensor.SerializeToString())
+        with pytest.raises(ConvertError, match="does not hold together"):
+            bake(model, {"s": tmp_path / "a.pb"})
+    header = "{'descr': '<i8', 'fortran_order': False, 'shape': (1152921504606846975,)}".ljust(117) + "\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00\x76\x00" + header.encode())
+    with pytest.raises(ConvertError, match="cannot be read"):
+        bake(model, {"s": tmp_path / "a.npy"})
+
+
+@given(st.text(max_size=20))
+def test_any_text(text: str) -> None:
+    """A flag is read, or refused with a sentence."""
+    for read in (parse, parse_values):
+        with suppress(ConvertError):
+            read([text])
+    for elem_type in (TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL):
+        with suppress(ConvertError):
+            bake(one_input(elem_type, None), {"s": text})
 
 
 @pytest.mark.parametrize("ir_version", [3, 8])

@@ -104,8 +104,7 @@ def _tensor(declared: ValueInfoProto, value: Any) -> TensorProto:
     if path is not None:
         value = _read(name, path)
     if isinstance(value, TensorProto):
-        tensor = TensorProto()
-        tensor.CopyFrom(value)
+        tensor = _whole(name, value, path)
     elif isinstance(value, np.ndarray | np.generic):
         tensor = numpy_helper.from_array(_viewed(np.asarray(value), elem_type))
     else:
@@ -153,12 +152,20 @@ def _read(name: str, path: Path) -> Any:
     try:
         if path.suffix == ".npy":
             return np.load(path, allow_pickle=False)
-        tensor = TensorProto.FromString(path.read_bytes())
-    except (OSError, EOFError, ValueError, DecodeError) as error:
+        return TensorProto.FromString(path.read_bytes())
+    except (OSError, EOFError, ValueError, MemoryError, DecodeError) as error:
         raise ConvertError(f"--bake {name}: the file cannot be read: {error}", where=str(path)) from error
-    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type == TensorProto.UNDEFINED:
-        raise ConvertError(f"--bake {name}: the file holds no tensor with its data", where=str(path))
-    return tensor
+
+
+def _whole(name: str, value: TensorProto, path: Path | None) -> TensorProto:
+    """A copy of a tensor that holds the data which its dtype and shape ask for."""
+    fault = "the tensor's data is missing"
+    try:
+        if value.data_location != TensorProto.EXTERNAL and value.data_type != TensorProto.UNDEFINED:
+            return numpy_helper.from_array(numpy_helper.to_array(value))
+    except (ValueError, TypeError, KeyError, MemoryError) as error:
+        fault = f"the tensor does not hold together: {error}"
+    raise ConvertError(f"--bake {name}: {fault}", where=str(path) if path else None)
 
 
 def _viewed(array: NDArray[Any], elem_type: int) -> NDArray[Any]:

@@ -68,8 +68,7 @@ def build(
     onnx_model.check(proto, source)
     digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
     baked = bake.bake(proto, options.bake)
-    profile = _profile(proto, source.parent, options)
-    misfits = {misfit.point: str(misfit) for misfit in fit.check(proto, source.parent, profile)}
+    profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
     maker = Maker(backend, options, source, targets)
     chosen = _choose(proto, wanted, maker, profile, progress)
@@ -120,12 +119,13 @@ def build(
     )
 
 
-def _profile(proto: ModelProto, folder: Path, options: BuildOptions) -> shapes.Profile:
-    """Shapes and values of the inputs, checked against the model."""
+def _profile(proto: ModelProto, folder: Path, options: BuildOptions) -> tuple[shapes.Profile, dict[str, str]]:
+    """Shapes and values of the inputs, checked against the model; the points at which they need not fit, and why."""
     given = {**shape_values.implied(proto, options.values), **options.shapes}
     found = shapes.profile(proto, given, lambda: sizes.propose(proto, folder, given))
     shape_values.check(proto, options.values, found.fixed)
-    return dataclasses.replace(found, values=options.values)
+    profile, misfits = fit.settle(proto, folder, dataclasses.replace(found, values=options.values))
+    return profile, {misfit.point: str(misfit) for misfit in misfits}
 
 
 def _points(ranges: Mapping[str, shapes.Range]) -> dict[str, dict[str, list[int]]]:

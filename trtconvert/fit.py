@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, helper, numpy_helper
 
 from trtconvert import graph as onnx_graph
-from trtconvert import misfit, reference
+from trtconvert import misfit, reference, sizes
 from trtconvert import model as onnx_model
 from trtconvert.errors import ConvertError
 from trtconvert.graph import GraphView
@@ -43,25 +43,51 @@ class Point:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A node that cannot take what it gets at a point of the profile."""
+    """A node that cannot take what it gets at a point of the profile. sure: no other sizes of the other inputs would help."""
 
     point: str
     where: str
     reason: str
+    sure: bool
 
     def __str__(self) -> str:
         return f"the {self.point} sizes of the inputs do not go together, {self.reason}: {self.where}"
 
 
-def check(model: ModelProto, folder: Path, profile: Profile) -> list[Misfit]:
-    """Misfits at min or max that may be no fault: sizes of several inputs, whose smallest need not occur together.
+def settle(model: ModelProto, folder: Path, profile: Profile) -> tuple[Profile, list[Misfit]]:
+    """The profile, and misfits at min or max that may be no fault: sizes of several inputs, whose smallest need not occur
+    together. Inputs whose range was only assumed get their opt shape alone where others do not fit.
 
     ConvertError for a misfit at opt, and for one at min or max that these sizes cause in any company.
     """
-    vary = any(given.min != given.max for given in profile.values.values())
-    points = [Point(name, _at(profile.ranges, name), _at(profile.values, name)) for name in ("opt", "min", "max")]
+    found = _misfits(model, folder, profile)
+    sure = [fault for fault in found if fault.sure]
+    if sure and profile.assumed and sure[0].point != "opt":
+        opt = {name: replace(r, min=r.opt, max=r.opt) for name, r in profile.ranges.items() if name in profile.assumed}
+        narrow = replace(profile, ranges={**profile.ranges, **opt})
+        rest = _misfits(model, folder, narrow)
+        if not any(fault.sure for fault in rest):
+            notes = [
+                f"input {name!r} was built for {r} alone: {sure[0].reason} at {sure[0].where}"
+                for name, r in opt.items()
+            ]
+            kept = [note for note in profile.notices if not any(note.startswith(f"input {name!r} ") for name in opt)]
+            return replace(narrow, notices=(*kept, *notes)), rest
+    if sure:
+        raise ConvertError(
+            f"the {sure[0].point} sizes of the inputs do not fit the model: {sure[0].reason}",
+            where=sure[0].where,
+            fix=_fix(model, folder, profile, [fault.point for fault in sure]),
+        )
+    return profile, found
+
+
+def _misfits(model: ModelProto, folder: Path, profile: Profile) -> list[Misfit]:
+    """One for each point that has any; only opt's, if it has one."""
     if not profile.ranges and not profile.values:
         return []
+    points = [Point(name, _at(profile.ranges, name), _at(profile.values, name)) for name in ("opt", "min", "max")]
+    vary = any(given.min != given.max for given in profile.values.values())
     found: list[Misfit] = []
     seen: list[tuple[Any, Any]] = []
     evaluated = _Model(model, folder)
@@ -69,17 +95,11 @@ def check(model: ModelProto, folder: Path, profile: Profile) -> list[Misfit]:
         if (point.shapes, point.values) in seen:
             continue
         seen.append((point.shapes, point.values))
-        result = evaluated.first(point, points[0])
-        if result is None:
-            continue
-        fault, sure = result
-        if point.name == "opt" or (sure and not vary):
-            raise ConvertError(
-                f"the {point.name} sizes of the inputs do not fit the model: {fault.reason}",
-                where=fault.where,
-                fix=f"give sizes that fit; they were {_flags(profile)}",
-            )
-        found.append(fault)
+        fault = evaluated.first(point, points[0])
+        if fault is not None:
+            found.append(replace(fault, sure=point.name == "opt" or (fault.sure and not vary)))
+            if point.name == "opt":
+                break
     return found
 
 
@@ -87,9 +107,22 @@ def _at(ranges: Mapping[str, Range], point: str) -> dict[str, Dims]:
     return {name: getattr(given, point) for name, given in ranges.items()}
 
 
-def _flags(profile: Profile) -> str:
-    flags = [f"--shape {name}={given}" for name, given in profile.ranges.items()]
-    return " ".join([*flags, *(f"--value {name}={given}" for name, given in profile.values.items())])
+def _fix(model: ModelProto, folder: Path, profile: Profile, points: Sequence[str]) -> str:
+    """Flags with sizes that fit: for min and max those of opt, which do; for opt what onnxruntime runs, if anything."""
+    if "opt" not in points:
+        flags = [f"--shape {name}={_opt_at(given, points)}" for name, given in profile.ranges.items()]
+        flags += [f"--value {name}={_opt_at(given, points)}" for name, given in profile.values.items()]
+        return f"give sizes that fit, such as those of opt: {' '.join(flags)}"
+    proposed = sizes.propose(model, folder, {})
+    if proposed:
+        flags = [f"--shape {name}={given}" for name, given in proposed.items()]
+        return f"give sizes that fit; onnxruntime runs the model at these: {' '.join(flags)}"
+    given = [f"{name} {one}" for name, one in (*profile.ranges.items(), *profile.values.items())]
+    return f"give sizes that fit; they were {', '.join(given)}"
+
+
+def _opt_at(given: Range, points: Sequence[str]) -> Range:
+    return replace(given, **dict.fromkeys(points, given.opt))
 
 
 class _Model:
@@ -100,8 +133,8 @@ class _Model:
         self.inputs = {io.name: io for io in model_io(model, "input")}
         self.bare = _without_subgraphs(model)
 
-    def first(self, point: Point, opt: Point) -> tuple[Misfit, bool] | None:
-        """The first one at the point, and whether it is sure to be the profile's fault."""
+    def first(self, point: Point, opt: Point) -> Misfit | None:
+        """The first misfit at the point."""
         fixed = self._fixed(point)
         shapes, broken = _infer(fixed)
         odd = _odd(fixed.graph, shapes)
@@ -119,8 +152,8 @@ class _Model:
         blame = misfit.explain(node.op_type, attributes, known, made) or misfit.anything(known, reason)
         got = ", ".join(f"{name} {list(shapes[name])}" for name in operands)
         title = node.name or node.output[0]
-        fault = Misfit(point.name, f"node {title} ({node.op_type}), which gets {got}", blame.reason)
-        return fault, self._sure(operands, blame.groups, point, opt)
+        sure = self._sure(operands, blame.groups, point, opt)
+        return Misfit(point.name, f"node {title} ({node.op_type}), which gets {got}", blame.reason, sure)
 
     def _fixed(self, point: Point) -> ModelProto:
         """A copy to infer with: inputs of these shapes and values."""
@@ -249,11 +282,10 @@ def _odd(graph: GraphProto, shapes: Mapping[str, Dims]) -> int | None:
     """Index in the model of the first node that ONNX's inference lets pass although it cannot run: a kernel larger than what it
     runs over, a Reshape to another number of elements."""
     for node in graph.node:
-        given, made = (shapes.get(names[0]) if names else None for names in (node.input, node.output))
-        if given is None or made is None:
+        if node.op_type not in (*misfit.WINDOWS, "Reshape") or any(name and name not in shapes for name in node.input):
             continue
-        empty = node.op_type in misfit.WINDOWS and min(made) <= 0 < min(given)
-        if empty or (node.op_type == "Reshape" and prod(given) != prod(made)):
+        operands = [shapes[name] for name in node.input if name]
+        if misfit.explain(node.op_type, onnx_model.attribute_values(node), operands, shapes.get(node.output[0])):
             return int(node.name.strip("#"))
     return None
 

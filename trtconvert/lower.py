@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trtconvert import branches, contrib, loops, parameters, registry, standard
+from trtconvert import branches, contrib, loops, narrow_integers, parameters, registry, standard
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
@@ -68,14 +68,16 @@ def lower(
     copy, notes = _standard(inline_local(copy), folder, faults if lenient else None)
     folds = branches.fold(copy, folder, known)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
+    if folded := parameters.settle(copy, folder, known):
+        shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
+        notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
     taken = {op.name for op in registry.ops()}
     copy, written = standard.standardize(copy, folder, lambda op: supports(op) or op in taken, known, faults)
     notes += [f"{op} x{count} written as {how}" for (op, how), count in written.items()]
-    branches.fold(copy, folder, known)  # Ifs in functions that ONNX defines
-    given = {node.name or next(filter(None, node.output), "") for node in onnx_model.all_nodes(model)}
-    if folded := [name for name in parameters.settle(copy, folder, known) if name in given]:
-        shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
-        notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
+    branches.fold(copy, folder, known)  # what is in functions that ONNX defines
+    parameters.settle(copy, folder, known)
+    if widened := narrow_integers.widen(copy, folder):
+        notes.append(f"{widened} nodes compute with integers of 8 bits in int32")
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
     nodes = list(onnx_model.all_nodes(copy))

@@ -74,9 +74,15 @@ def check(model: ModelProto, given: Mapping[str, Range], fixed: Mapping[str, Seq
 def _check_one(name: str, values: Range, count: int, limit: int) -> None:
     for label, point in (("min", values.min), ("opt", values.opt), ("max", values.max)):
         if len(point) != count:
-            raise ConvertError(f"--value {name}: {label} has {len(point)} values, the input has {count}")
+            raise ConvertError(
+                f"--value {name}: {label} has {len(point)} values, the input has {count}",
+                fix=f"give {count}, with x between them",
+            )
         if not all(-limit <= v < limit for v in point):
-            raise ConvertError(f"--value {name}: {label} has a value beyond {limit.bit_length()}-bit integers")
+            raise ConvertError(
+                f"--value {name}: {label} has a value beyond {limit.bit_length()}-bit integers",
+                fix="give values of the input's dtype",
+            )
     in_order(f"--value {name}", values, "at value")
 
 

@@ -58,11 +58,12 @@ Propose: TypeAlias = Callable[[], Mapping[str, Range]]
 
 @dataclass(frozen=True)
 class Profile:
-    """Ranges of all dynamic inputs, notices about those that were assumed, and values of shape tensors."""
+    """Ranges of all dynamic inputs, names of those that were assumed and notices about them, values of shape tensors."""
 
     ranges: dict[str, Range]
     notices: tuple[str, ...] = ()
     values: Mapping[str, Range] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()
 
     @property
     def fixed(self) -> dict[str, list[int | None]]:
@@ -89,6 +90,7 @@ def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = la
         if name not in inputs:
             raise unknown_input("--shape", name, inputs)
     ranges: dict[str, Range] = {}
+    assumed: list[str] = []
     missing: dict[str, tuple[int | str | None, ...]] = {}
     for name, shape in inputs.items():
         if shape is None:
@@ -103,6 +105,7 @@ def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = la
         elif all(isinstance(d, int) for d in shape[1:]) and shape and not isinstance(shape[0], int):
             rest = tuple(d for d in shape[1:] if isinstance(d, int))
             ranges[name] = Range((1, *rest), (1, *rest), (16, *rest))
+            assumed.append(name)
             notices.append(
                 f"input {name!r} has a dynamic first dimension: built for 1 to 16, optimized for 1 (--shape {name}=...)"
             )
@@ -111,21 +114,25 @@ def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = la
     if missing:
         raise _missing(missing, inputs, ranges, propose())
     _check_names(inputs, ranges, given)
-    return Profile(ranges, tuple(notices))
+    return Profile(ranges, tuple(notices), assumed=tuple(assumed))
 
 
 def fix(model: ModelProto, profile: Profile) -> None:
     """Write the dimensions that have one value only into the model's inputs, in place; ranks that only the profile knows too."""
+    set_ranks(model, {name: {"opt": given.opt} for name, given in profile.ranges.items()})
     for declared in model.graph.input:
-        dims = profile.fixed.get(declared.name)
-        tensor = declared.type.tensor_type
-        if dims is None:
-            continue
-        if not tensor.HasField("shape"):
-            tensor.shape.dim.extend(TensorShapeProto.Dimension() for _ in dims)
-        for dim, size in zip(tensor.shape.dim, dims, strict=True):
+        dims = profile.fixed.get(declared.name, ())
+        for dim, size in zip(declared.type.tensor_type.shape.dim, dims, strict=False):
             if size is not None:
                 dim.dim_value = size
+
+
+def set_ranks(model: ModelProto, profile: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+    """Give inputs of unknown rank as many open dimensions as the profile has, in place."""
+    for declared in model.graph.input:
+        tensor = declared.type.tensor_type
+        if declared.name in profile and not tensor.HasField("shape"):
+            tensor.shape.dim.extend(TensorShapeProto.Dimension() for _ in profile[declared.name]["opt"])
 
 
 def _from_metadata(model: ModelProto, carried: str) -> Profile:

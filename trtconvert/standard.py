@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnx import FunctionProto, ModelProto, NodeProto
 
-from trtconvert import functions, standard_ops, standard_pooling, standard_scatter
+from trtconvert import functions, standard_integers, standard_ops, standard_pooling, standard_scatter
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.branches import Values
@@ -18,7 +18,7 @@ from trtconvert.faults import Fault
 from trtconvert.graph import GraphView
 from trtconvert.standard_writer import Standard
 
-WRITERS = standard_ops.WRITERS | standard_pooling.WRITERS | standard_scatter.WRITERS
+WRITERS = standard_ops.WRITERS | standard_pooling.WRITERS | standard_scatter.WRITERS | standard_integers.WRITERS
 BY_HAND, BY_ONNX = "ops that TensorRT has", "the function that ONNX defines for it"
 
 

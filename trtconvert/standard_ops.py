@@ -65,7 +65,7 @@ def _cum_prod(op: Standard, x: str, axis: str) -> Written:
     picked = np.tri(n, k=-1 if op.attributes.get("exclusive") else 0, dtype=bool).T  # [j, i]
     picked = picked[::-1, ::-1] if op.attributes.get("reverse") else picked
     to_last = [*(a for a in range(rank) if a != at % rank), at % rank]
-    columns = op.Unsqueeze(op.Transpose(x, perm=to_last), op.ints(rank))
+    columns = op.unsqueezed(op.Transpose(x, perm=to_last), rank)
     products = op.reduce("ReduceProd", op.Where(op.tensor(picked, bool), columns, op.like(1, x)), [-2], 18, keepdims=0)
     return (op.Transpose(products, perm=[int(a) for a in np.argsort(to_last)]),)
 

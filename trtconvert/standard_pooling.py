@@ -108,8 +108,7 @@ def _max_pool(op: Standard, x: str) -> Written:
     planes = np.arange(n * c).reshape(n, c) * int(np.prod(w.sizes))
     base = reduce(np.add.outer, [planes, *starts])
     within = [int(np.dot(offset, per_axis)) for offset in w.offsets()]
-    last = op.ints(2 + len(w.sizes))
-    stacked = op.Concat(*(op.Unsqueeze(s, last) for s in slices), axis=-1)
+    stacked = op.Concat(*(op.unsqueezed(s, 2 + len(w.sizes)) for s in slices), axis=-1)
     picked = op.Gather(op.ints(*within), op.ArgMax(stacked, axis=-1, keepdims=0))
     return op.reduce("ReduceMax", stacked, [-1], since=18, keepdims=0), op.Add(picked, op.tensor(base, np.int64))
 

@@ -66,7 +66,7 @@ def _scatter_elements(op: Standard, data: str, indices: str, updates: str) -> Wr
     if others[0] != others[1]:
         raise op.refuse("with a reduction has indices smaller than the data on other axes", "make them as large")
     _check(op, int(np.prod(shape)) * sizes[axis])
-    at, given = (op.Unsqueeze(op.moved(x, rank, axis, -1), op.ints(-1)) for x in (indices, updates))
+    at, given = (op.unsqueezed(op.moved(x, rank, axis, -1), rank) for x in (indices, updates))
     number = numpy_dtype(op.dtype(indices))
     at = op.Where(op.Less(at, op.tensor(0, number)), op.Add(at, op.tensor(sizes[axis], number)), at)
     hits = op.Equal(at, op.tensor(np.arange(sizes[axis]), number))

@@ -62,3 +62,7 @@ class Standard(Writer):
         order = [a for a in range(rank) if a != axis % rank]
         order.insert(to % rank, axis % rank)
         return x if order == list(range(rank)) else self.Transpose(x, perm=order)
+
+    def unsqueezed(self, x: str, axis: int) -> str:
+        """x with one more axis, of size 1; from opset 13 on axes are an input."""
+        return self.Unsqueeze(x, self.ints(axis)) if self.opset >= 13 else self.Unsqueeze(x, axes=[axis])

