@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.conftest import Run, assert_clean_error
 from tests.graphs import Y, built, graph, named, refused, save
-from trtconvert import notices
+from trtconvert import BuildOptions, ConvertError, gpu, notices
 from trtconvert.backend import select, supports
 from trtconvert.lower import lower
 from trtconvert.preflight import inspect_model
@@ -411,3 +412,20 @@ def test_long_chains(start: str, tmp_path: Path) -> None:
         built(model, tmp_path)
     else:
         assert "known only at run time" in refused(model, tmp_path)
+
+
+def test_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fusions are timed on a GPU, that takes long: the preflight comes before it."""
+    path = save(
+        graph("t, i = TopK (x, k) y = Relu (t)", "float[2,6000] x", "float[2,5000] y", "int64[1] k = {5000}"), tmp_path
+    )
+    here = gpu.current() or gpu.Gpu("a GPU", "sm_89", (13, 0))
+    build_module = importlib.import_module("trtconvert.build")  # the package has a function of that name
+    monkeypatch.setattr(gpu, "current", lambda: here)
+
+    def measured(*_: object) -> None:
+        raise AssertionError("something was measured")
+
+    monkeypatch.setattr(build_module, "Trials", measured)
+    with pytest.raises(ConvertError, match="3840"):
+        build_module.build(path, options=BuildOptions(targets=(here.arch,)))

@@ -68,7 +68,8 @@ def lower(
     copy, notes = _standard(inline_local(copy), folder, faults if lenient else None)
     folds = branches.fold(copy, folder, known)
     notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
-    if folded := parameters.settle(copy, folder, known):
+    given = {node.name or next(filter(None, node.output), "") for node in onnx_model.all_nodes(model)}
+    if folded := [name for name in parameters.settle(copy, folder, known) if name in given]:
         shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
         notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
     taken = {op.name for op in registry.ops()}

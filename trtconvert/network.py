@@ -91,6 +91,15 @@ class Maker:
     source: Path
     targets: tuple[str, ...]
 
+    def refused(self, model: ModelProto, profile: shapes.Profile = _STATIC) -> ConvertError | None:
+        """What TensorRT cannot take of the model, all of it; None if it can be imported. Quick: nothing is built."""
+        try:
+            lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, lenient=True)
+            faults = importable.all_faults(lowered, self.source, self.backend)
+        except ConvertError as error:
+            return error
+        return refusal(self.backend.title, faults) if faults else None
+
     def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, lenient=True)
