@@ -429,3 +429,14 @@ def test_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(build_module, "Trials", measured)
     with pytest.raises(ConvertError, match="3840"):
         build_module.build(path, options=BuildOptions(targets=(here.arch,)))
+
+
+def test_inspect_of_open_shapes(tmp_path: Path, run: Run) -> None:
+    """What a build would ask for is told, and nothing is called unsupported for want of it."""
+    save(graph("y = Relu (x)", "float[N,L,4] x", "float[N,L,4] y"), tmp_path)
+    result = run("inspect", "model.onnx")
+    assert "to build it: dynamic dimensions without a range: x [N, L, 4]: add" in result.stdout
+    assert "--shape x=" in result.stdout
+    assert "TensorRT can import every node" in result.stdout
+    report = inspect_model(save(graph("y = Squeeze (x)", "float[N,1,4] x", "float[N,4] y"), tmp_path))
+    assert report.totals == {"native": 1} or report.nodes[0].fix

@@ -91,20 +91,23 @@ class Maker:
     source: Path
     targets: tuple[str, ...]
 
+    def _lowered(self, model: ModelProto, profile: shapes.Profile) -> Lowered:
+        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, lenient=True)
+        shapes.fix(lowered.model, profile)
+        squeezes.settle(lowered.model, self.source.parent, profile.ranges)
+        return lowered
+
     def refused(self, model: ModelProto, profile: shapes.Profile = _STATIC) -> ConvertError | None:
         """What TensorRT cannot take of the model, all of it; None if it can be imported. Quick: nothing is built."""
         try:
-            lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, lenient=True)
-            faults = importable.all_faults(lowered, self.source, self.backend)
+            faults = importable.all_faults(self._lowered(model, profile), self.source, self.backend)
         except ConvertError as error:
             return error
         return refusal(self.backend.title, faults) if faults else None
 
     def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
         """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
-        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, lenient=True)
-        shapes.fix(lowered.model, profile)
-        squeezes.settle(lowered.model, self.source.parent, profile.ranges)
+        lowered = self._lowered(model, profile)
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)

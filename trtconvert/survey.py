@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-from trtconvert import branches, contrib, importable, registry
+from trtconvert import branches, contrib, importable, registry, shapes, squeezes
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend, supports
+from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault
 from trtconvert.lower import Lowered, lower, name_nodes
 
@@ -48,19 +50,20 @@ class Survey:
         return {status: counts[status] for status in STATUSES if counts[status]}
 
 
-def survey(
-    model: ModelProto, source: Path, backend: Backend, shapes: Mapping[str, Sequence[int | None]] | None = None
-) -> Survey:
+def survey(model: ModelProto, source: Path, backend: Backend, profile: shapes.Profile) -> Survey:
     """Lower the model as a build does, ask rules and parser, and tell it by the model's own nodes; nothing is built.
 
-    source: the model's file. shapes: known dimensions of inputs that the model leaves open.
+    source: the model's file. profile: that a build would take.
     """
     model = onnx_model.copy(model)
     onnx_model.adopt_ort_ops(model)
     name_nodes(model)
-    lowered = lower(model, source.parent, supports(backend), shapes, lenient=True)
+    lowered = lower(model, source.parent, supports(backend), profile.fixed, lenient=True)
+    shapes.fix(lowered.model, profile)
+    with suppress(ConvertError):  # then the parser refuses the Squeeze
+        squeezes.settle(lowered.model, source.parent, profile.ranges)
     faults = importable.all_faults(lowered, source, backend)
-    folds = {f.node: f.branch for f in branches.fold(onnx_model.copy(model), source.parent, shapes)}
+    folds = {f.node: f.branch for f in branches.fold(onnx_model.copy(model), source.parent, profile.fixed)}
     told = _Told(model, lowered, faults, folds, backend)
     nodes = [told.report(node, path) for node, path in _walk(model)]
     return Survey(nodes, [fault for fault in faults if fault not in told.used], lowered.notes)
