@@ -97,13 +97,14 @@ class _Told:
         self, model: ModelProto, lowered: Lowered, faults: Sequence[Fault], folds: Mapping[str, str], backend: Backend
     ) -> None:
         self.folds, self.title = folds, backend.title
+        self.inside = {n.name for f in model.functions for nodes in onnx_model.function_graphs(f) for n in nodes}
         self.faults: dict[str, Fault] = {}
         for fault in faults:
-            self.faults.setdefault(_original(fault.node), fault)
+            self.faults.setdefault(self._original(fault.node), fault)
         self.used: list[Fault] = []
         self.bodies = {(f.domain, f.name) for f in model.functions}
-        self.plugins = {_original(node.node): node.op for node in lowered.plugin_nodes}
-        self.left = {(_original(n.name), n.op_type) for n in onnx_model.all_nodes(lowered.model)}
+        self.plugins = {self._original(node.node): node.op for node in lowered.plugin_nodes}
+        self.left = {(self._original(n.name), n.op_type) for n in onnx_model.all_nodes(lowered.model)}
         self.made = {name for n in onnx_model.all_nodes(lowered.model) for name in n.output if name}
 
     def report(self, node: NodeProto, path: str) -> NodeReport:
@@ -125,13 +126,13 @@ class _Told:
             return "expanded", "its function body is imported"
         if (node.name, node.op_type) in self.left:
             return "native", ""
-        if self.made.isdisjoint(node.output) and "/" not in node.name:  # a function's tensors get new names
+        if self.made.isdisjoint(node.output) and node.name not in self.inside:  # a function's tensors get new names
             return "folded", "computed before the build, or needed only by what is left out of it"
         if contrib.is_contrib(node):
             return "expanded", "onnxruntime's op: written as standard ONNX"
         return "expanded", f"{self.title} has no importer for this form of it: written as other standard ops"
 
-
-def _original(name: str) -> str:
-    """The name before a function's call got its number."""
-    return re.sub(r"(?<=.)__\d+$", "", name) if "/" in name else name
+    def _original(self, name: str) -> str:
+        """A function's node by its name there: a call adds a number to it."""
+        without = re.sub(r"__\d+$", "", name)
+        return without if without in self.inside else name
