@@ -10,6 +10,7 @@ from onnx import ModelProto
 
 from trtconvert import manifest, registry, shapes
 from trtconvert import model as onnx_model
+from trtconvert.attributes import op_title
 from trtconvert.backend import select
 from trtconvert.engine import plugins_in
 from trtconvert.errors import ConvertError
@@ -18,7 +19,7 @@ from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.manifest import IO, Manifest, model_io
 from trtconvert.notices import notices
 from trtconvert.rewrite import Fusion
-from trtconvert.survey import NodeReport, op_title, survey
+from trtconvert.survey import NodeReport, survey
 
 __all__ = ["ModelReport", "NodeReport", "PlanReport", "PluginReport", "inspect", "inspect_model", "inspect_plan"]
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-from trtconvert import branches, contrib, importable, registry, shapes, squeezes
+from trtconvert import branches, contrib, importable, shapes, squeezes
 from trtconvert import model as onnx_model
+from trtconvert.attributes import op_title
 from trtconvert.backend import Backend, supports
+from trtconvert.custom import Custom
 from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault
 from trtconvert.lower import Lowered, lower, name_nodes
@@ -58,7 +60,7 @@ def survey(model: ModelProto, source: Path, backend: Backend, profile: shapes.Pr
     model = onnx_model.copy(model)
     onnx_model.adopt_ort_ops(model)
     name_nodes(model)
-    lowered = lower(model, source.parent, supports(backend), profile.fixed, lenient=True)
+    lowered = lower(model, source.parent, supports(backend), profile.fixed, lenient=True, custom=Custom.of(backend))
     shapes.fix(lowered.model, profile)
     with suppress(ConvertError):  # then the parser refuses the Squeeze
         squeezes.settle(lowered.model, source.parent, profile.ranges)
@@ -67,11 +69,6 @@ def survey(model: ModelProto, source: Path, backend: Backend, profile: shapes.Pr
     told = _Told(model, lowered, faults, folds, backend)
     nodes = [told.report(node, path) for node, path in _walk(model)]
     return Survey(nodes, [fault for fault in faults if fault not in told.used], lowered.notes)
-
-
-def op_title(node: NodeProto) -> str:
-    """`Det`, or `acme::MyGelu` for a custom op."""
-    return node.op_type if node.domain in onnx_model.STANDARD_DOMAINS else f"{node.domain}::{node.op_type}"
 
 
 def _walk(model: ModelProto) -> Iterator[tuple[NodeProto, str]]:
@@ -103,7 +100,7 @@ class _Told:
             self.faults.setdefault(self._original(fault.node), fault)
         self.used: list[Fault] = []
         self.bodies = {(f.domain, f.name) for f in model.functions}
-        self.plugins = {self._original(node.node): node.op for node in lowered.plugin_nodes}
+        self.plugins = {self._original(node.node): node.creator for node in lowered.plugin_nodes}
         self.left = {(self._original(n.name), n.op_type) for n in onnx_model.all_nodes(lowered.model)}
         self.made = {name for n in onnx_model.all_nodes(lowered.model) for name in n.output if name}
 
@@ -119,7 +116,7 @@ class _Told:
     def _status(self, node: NodeProto) -> tuple[str, str]:
         if node.name in self.plugins:
             creator = self.plugins[node.name]
-            return "plugin", f"plugin {creator.name} version {creator.version} from {registry.origin(creator)}"
+            return "plugin", f"plugin {creator.title} from {creator.library or self.title}"
         if node.name in self.folds:
             return "folded", f"its condition is constant: the {self.folds[node.name]} branch is taken"
         if (node.domain, node.op_type) in self.bodies:

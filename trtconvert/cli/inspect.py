@@ -21,7 +21,7 @@ NAMES_SHOWN = 4  # of nodes of one op that are taken in the same way
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
-    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op. Repeatable."
+    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file or library. Repeatable."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
 def command(path: Path, plugins: tuple[Path, ...], as_json: bool) -> None:
@@ -31,10 +31,9 @@ def command(path: Path, plugins: tuple[Path, ...], as_json: bool) -> None:
     trtconvert inspect model.onnx
     trtconvert inspect engine.plan
     """
-    from trtconvert import preflight, registry  # --help must not load it
+    from trtconvert import libraries, preflight  # --help must not load it
 
-    for file in plugins:
-        registry.load_file(file)
+    libraries.load_plugins(plugins, "auto")
     report = preflight.inspect(path)
     if as_json:
         show.as_json(dataclasses.asdict(report))
