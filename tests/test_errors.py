@@ -110,7 +110,7 @@ def test_every_unknown_op_is_named(fails: Fails, tmp_path: Path) -> None:
     for words in (
         "node first (acme::FusedRelux)",
         "node second (acme::Mystery)",
-        "nearest registered op: FusedRelu",
+        "nearest registered: FusedRelu version 1",
         "--plugin",
     ):
         assert words in text
@@ -141,7 +141,7 @@ def test_attributes_of_a_plugin_node(fails: Fails, tmp_path: Path) -> None:
     assert "'alfa'" in text
     assert "'alpha'" in text
     assert "node n" in text
-    assert "declares float" in fails("build", node(alpha=1))
+    assert "float32 is declared" in fails("build", node(alpha="0.5"))
     plugin = tmp_path / "mode.py"
     plugin.write_text(
         "from trtconvert import Op, case\n"
@@ -341,7 +341,7 @@ def work(tmp_path: Path) -> Path:
     custom(folder / "custom.onnx", "FusedRelux", "Mystery")
     custom(folder / "foo.onnx", "Foo", domain="")
     custom(folder / "alfa.onnx", "FusedRelu", alfa=0.5)
-    custom(folder / "typed.onnx", "FusedRelu", alpha=1)
+    custom(folder / "typed.onnx", "FusedRelu", alpha="1")
     custom(folder / "wide.onnx", "ModeOp", mode=2**31)
     (folder / "mode.py").write_text(INT_OP)
     (folder / "raises.py").write_text("x = 1\n\nraise RuntimeError('no such device')\n")
@@ -366,10 +366,13 @@ REFUSED = [
     ("build outside.onnx", ["'w'", "'../w'", "outside the model's folder"]),
     ("build short.onnx", ["'w'", "'short.data'", "cut short", "32 bytes", "31"]),
     ("build offset.onnx", ["'w'"]),
-    ("build custom.onnx", ["node_0 (acme::FusedRelux)", "node_1 (acme::Mystery)", "nearest registered op: FusedRelu;"]),
+    (
+        "build custom.onnx",
+        ["node_0 (acme::FusedRelux)", "node_1 (acme::Mystery)", "nearest registered: FusedRelu version 1"],
+    ),
     ("build foo.onnx", ["Foo", "node_0"]),
     ("build alfa.onnx", ["'alfa'", "rename it to 'alpha'", "node_0"]),
-    ("build typed.onnx", ["'alpha'", "declares float", "node_0"]),
+    ("build typed.onnx", ["'alpha'", "float32 is declared", "node_0"]),
     ("build wide.onnx --plugin mode.py", ["'mode'", "2147483648", "32 bits", "node_0"]),
     ("build dynamic.onnx --shape xx=1x4", ["'xx'", "did you mean 'x'?"]),
     ("build dynamic.onnx --shape x=4x4,2x4,8x4", ["min 4 > opt 2"]),

@@ -116,7 +116,7 @@ def test_unknown_op() -> None:
 def test_plugins_list(run: Run) -> None:
     listed = json.loads(run("plugins", "list", "--json").stdout)
     assert {op["name"] for op in listed} >= {op.name for op in built_in()}
-    assert "epsilon: float = 1e-05" in run("plugins", "list").stdout
+    assert "epsilon: float32 = 1e-05" in run("plugins", "list").stdout
 
 
 def test_doctor(run: Run) -> None:

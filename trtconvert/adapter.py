@@ -110,6 +110,11 @@ def ensure_creator(backend: Backend, name: str, version: str, namespace: str, op
         _creators[key].serve(op)
 
 
+def made(backend: Backend, name: str, version: str, namespace: str) -> bool:
+    """Whether `ensure_creator` registered the creator of that name."""
+    return (backend.name, name, version, namespace) in _creators
+
+
 @dataclass(frozen=True)
 class _State:
     """What a plugin is made of; shared by its clones."""

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtconvert import adapter, functions, gpu, manifest, registry
+from trtconvert import adapter, functions, gpu, libraries, manifest, wishes
 from trtconvert import model as onnx_model
 from trtconvert.bake import decode
 from trtconvert.bodies import add_bodies
@@ -118,8 +118,7 @@ class _Engines:
 
 
 def _of_model(source: Path, options: BuildOptions, folder: Path) -> _Engines:
-    for file in options.plugins:
-        registry.load_file(file)
+    libraries.load_plugins(options.plugins, options.backend)
     proto = onnx_model.load(source)
     gpu.require()
     built = build(source, folder / "plugins.plan", options)
@@ -177,14 +176,14 @@ def _twin_of_plan(described: Manifest, plan: Path, folder: Path, notices: list[s
         notices.append(f"no native engine to compare with, the model has changed since the plan was built: {source}")
         return {}
     files = tuple(plan.parent / file for file in described.plugin_files)
-    for file in files:
-        registry.load_file(file)
+    libraries.load_plugins(files, described.backend)
     options = BuildOptions(
         plugins=files,
         shapes=_ranges(described.profile),
         values=_ranges(described.values),
         bake=decode(described.baked),
         backend=described.backend,
+        wishes=wishes.told(described.options.get("wishes", {})),
     )
     return _twin(proto, source, options, folder, notices)
 

@@ -14,17 +14,20 @@ from typing import Any
 from onnx import ModelProto
 
 import trtconvert
-from trtconvert import bake, fit, gpu, launch, manifest, registry, shape_values, shapes, sizes
+from trtconvert import bake, fit, gpu, launch, libraries, manifest, shape_values, shapes, sizes, wishes
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
 from trtconvert.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
+from trtconvert.creators import Creator
+from trtconvert.custom import PluginNode
 from trtconvert.errors import NoUsableGpuError
 from trtconvert.files import check_outputs, write_files
-from trtconvert.fuse import NearMiss
-from trtconvert.lower import PluginNode
+from trtconvert.fuse import NearMiss, fuse_model
+from trtconvert.lower import name_nodes
 from trtconvert.manifest import Manifest, PluginUse, model_io
+from trtconvert.monitor import Progress
 from trtconvert.neighbourhood import Surroundings
-from trtconvert.network import BuildOptions, Maker, Progress, choose_targets
+from trtconvert.network import BuildOptions, Maker, choose_targets
 from trtconvert.rewrite import Fusion
 from trtconvert.trials import Trials
 
@@ -61,11 +64,11 @@ def build(
     proto = onnx_model.load(source)
     inputs = (source, *map(Path, options.plugins), *onnx_model.data_files(proto, source.parent))
     check_outputs((plan, manifest.path_for(plan)), inputs)
-    for file in options.plugins:
-        registry.load_file(file)
     backend = select(options.backend)
+    loaded = libraries.load_plugins(options.plugins, backend.name)
     targets = choose_targets(options, backend)
     onnx_model.check(proto, source)
+    _check_wishes(options.wishes, proto)
     digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
     baked = bake.bake(proto, options.bake)
     profile, misfits = _profile(proto, source.parent, options)
@@ -114,7 +117,7 @@ def build(
         chosen.choices,
         chosen.whole,
         plugin_nodes,
-        [*profile.notices, *misfits.values(), *made.lowered.notes, *made.notes, *chosen.notes],
+        [*loaded, *profile.notices, *misfits.values(), *made.lowered.notes, *made.notes, *chosen.notes],
         time.monotonic() - started,
     )
 
@@ -132,6 +135,14 @@ def _points(ranges: Mapping[str, shapes.Range]) -> dict[str, dict[str, list[int]
     return {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
 
 
+def _check_wishes(asked: wishes.Wishes, proto: ModelProto) -> None:
+    """ConvertError for what names nothing in the model, whose nodes have the names that messages give them."""
+    if asked != wishes.Wishes():
+        named = onnx_model.copy(proto)
+        name_nodes(named)
+        wishes.check(asked, named)
+
+
 def _choose(
     proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.Profile, progress: Progress | None
 ) -> Chosen:
@@ -143,6 +154,7 @@ def _choose(
         return choose(proto, folder, wanted.ops, Forced(maker.options.fuse))
     here, notes = gpu.current(), list[str]()
     if here is not None and maker.targets == (here.arch,):
+        _preflight(proto, wanted, maker, profile)
         try:
             return choose(proto, folder, wanted.ops, Trials(proto, wanted.ops, maker, profile, progress))
         except NoUsableGpuError as error:
@@ -151,29 +163,40 @@ def _choose(
     return dataclasses.replace(choose(proto, folder, wanted.ops, table), notes=notes)
 
 
+def _preflight(proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.Profile) -> None:
+    """ConvertError, before anything is measured, if TensorRT can import the model neither as it is nor with everything fused."""
+    refused = maker.refused(proto, profile)
+    if refused is None:
+        return
+    fused = onnx_model.copy(proto)
+    if not fuse_model(fused, maker.source.parent, wanted.ops).fusions or maker.refused(fused, profile) is not None:
+        raise refused
+
+
 def _relative(path: Path, plan: Path) -> str:
     return Path(os.path.relpath(path.resolve(), plan.resolve().parent)).as_posix()
 
 
 def _plugin_uses(nodes: Sequence[PluginNode]) -> list[PluginUse]:
     uses = []
-    for op in dict.fromkeys(node.op for node in nodes):
-        file = Path(registry.origin(op))
-        uses.append(
-            PluginUse(
-                op.name,
-                op.version,
-                op.namespace,
-                "IPluginV3",
-                launch.FORMAT,
-                op.__module__ if op.__module__.startswith("trtconvert.") else file.name,
-                hashlib.sha256(file.read_bytes() + op.source.encode()).hexdigest(),
-                [node.node for node in nodes if node.op is op],
-            )
-        )
+    for creator in dict.fromkeys(node.creator for node in nodes):
+        names = [node.node for node in nodes if node.creator == creator]
+        uses.append(_plugin_use(creator, names))
     return uses
+
+
+def _plugin_use(creator: Creator, nodes: list[str]) -> PluginUse:
+    file, op = Path(creator.library), creator.op
+    data = file.read_bytes() if creator.library else b""
+    if op is None:
+        kind, provider = f"library {creator.interface}", file.name or "TensorRT"
+        return PluginUse(*creator.key, kind, 0, provider, hashlib.sha256(data).hexdigest(), nodes)
+    provider = op.__module__ if op.__module__.startswith("trtconvert.") else file.name
+    digest = hashlib.sha256(data + op.source.encode()).hexdigest()
+    return PluginUse(*creator.key, "IPluginV3", launch.FORMAT, provider, digest, nodes)
 
 
 def _builder_options(options: BuildOptions) -> dict[str, Any]:
     names = ("opt_level", "workspace", "refit", "strip_weights", "version_compatible", "hardware_compatible")
-    return {name: getattr(options, name) for name in names}
+    wanted = {option: list(texts) for option, texts in options.wishes.told.items()}
+    return {name: getattr(options, name) for name in names} | {"wishes": wanted or None}

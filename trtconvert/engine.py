@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert import adapter, contract, diagnosis, gpu, launch, manifest
+from trtconvert import adapter, contract, creators, diagnosis, gpu, launch, libraries, manifest
 from trtconvert.backend import Backend, Log, logger, select
 from trtconvert.bound import Bound
 from trtconvert.errors import ConvertError, NoUsableGpuError
@@ -64,6 +64,8 @@ def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
             where=str(path),
             fix=f"pip install tensorrt-rtx=={described.backend_version}, or build the plan again",
         )
+    if described is not None:
+        libraries.load_libraries(path.parent, described.plugin_files, chosen.name)
     register_creators(chosen, data, described)
     engine = Engine(chosen, data, path)
     if described:
@@ -72,10 +74,11 @@ def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
 
 
 def register_creators(backend: Backend, plan: bytes, described: Manifest | None) -> None:
-    """Register a creator for each plugin that the manifest or the plan itself names."""
+    """Register a creator for each plugin that the manifest or the plan itself names; TensorRT's own are there then too."""
+    creators.initialize(backend)
     wanted = {(p.name, p.version, p.namespace) for p in plugins_in(plan)}
     if described is not None:
-        wanted |= {(p.name, p.version, p.namespace) for p in described.plugins}
+        wanted |= {(p.name, p.version, p.namespace) for p in described.plugins if p.kind == "IPluginV3"}
     for name, version, namespace in sorted(wanted):
         adapter.ensure_creator(backend, name, version, namespace)
 
@@ -162,14 +165,14 @@ def _load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
         )
     if re.search(r"[Vv]ersion tag does not match|magic ?[Tt]ag|serialization.*version|incompatible.*version", text):
         return ConvertError(
-            f"the plan was built by another TensorRT; running here: {backend.title} ({libraries() or 'library unknown'})",
+            f"the plan was built by another TensorRT; running here: {backend.title} ({loaded_libraries() or 'library unknown'})",
             where=str(path),
             fix="build it again with the TensorRT that runs it, or run it where it was built",
         )
     return ConvertError(f"{backend.title} cannot load the plan: {diagnosis.plain(log.cause())}", where=str(path))
 
 
-def libraries() -> str:
+def loaded_libraries() -> str:
     """Paths of the TensorRT libraries that this process has loaded."""
     with suppress(OSError):
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

@@ -14,9 +14,10 @@ from trtconvert import adapter, contract, dtypes, rules, shape_values
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend, logger
+from trtconvert.custom import PluginNode
 from trtconvert.diagnosis import parser_faults
 from trtconvert.faults import Fault, refusal
-from trtconvert.lower import Lowered, PluginNode
+from trtconvert.lower import Lowered
 
 
 def require(lowered: Lowered, source: Path, backend: Backend) -> None:
@@ -69,10 +70,10 @@ def ask(lowered: Lowered, source: Path, backend: Backend) -> list[Fault]:
 
 def make_parser(backend: Backend, network: Any, log: Any, nodes: Sequence[PluginNode]) -> Any:
     """A parser for the network, with the creators of these nodes registered. network, log: to be kept alive."""
-    for op in {node.op for node in nodes}:
+    for op in {node.op for node in nodes if node.op is not None}:
         adapter.ensure_creator(backend, op.name, op.version, op.namespace, op)
     parser = backend.trt.OnnxParser(network, log)
-    if any(onnx.defs.has(node.op.name) for node in nodes):
+    if any(onnx.defs.has(node.creator.name) for node in nodes):
         parser.set_flag(backend.trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
     return parser
 

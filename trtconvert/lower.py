@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto
 
-from trtconvert import branches, contrib, loops, narrow_integers, parameters, registry, standard
+from trtconvert import branches, contrib, formats, loops, narrow_integers, parameters, standard, wishes
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import is_ours
-from trtconvert.errors import ConvertError
+from trtconvert.custom import Custom, PluginNode
 from trtconvert.faults import Fault, refusal
 from trtconvert.functions import inline_local
-from trtconvert.op import Op
 from trtconvert.quantization import dequantize_biases
-
-
-@dataclass(frozen=True)
-class PluginNode:
-    """A node that the parser must import as a plugin: its name after lowering, and the op that implements it."""
-
-    node: str
-    op: type[Op]
 
 
 @dataclass(frozen=True)
@@ -45,6 +35,7 @@ def lower(
     supports: Callable[[str], bool],
     shapes: Mapping[str, Sequence[int | None]] | None = None,
     lenient: bool = False,
+    custom: Custom | None = None,
 ) -> Lowered:
     """Prepare a copy for parsing: bodies that fuse wrote go, where the op has a creator (older parsers would take them
     instead of the plugin), other local functions are inlined (a function named like a standard op would be taken for
@@ -53,27 +44,28 @@ def lower(
     biases of quantized models to floats, plugin nodes get all attributes and outputs, every node a unique name.
 
     folder: of external data. supports: whether TensorRT takes a standard op without a plugin. shapes: known dimensions
-    of inputs that the model leaves open. Raises ConvertError that lists every node which neither ONNX, nor a function,
-    nor a registered op defines, or that says why one of onnxruntime's ops cannot be written as standard ones; if lenient,
-    they are the result's faults instead.
+    of inputs that the model leaves open. custom: the creators that there are, and what is to be changed around their
+    nodes. Raises ConvertError that lists every node which neither ONNX, nor a function, nor a creator defines or that its
+    creator cannot take, or that says why one of onnxruntime's ops cannot be written as standard ones; if lenient, they are
+    the result's faults instead.
     """
+    custom = custom or Custom()
     copy = onnx_model.copy(model)
     _name_functions(copy)
     faults: list[Fault] = []
-    kept = [f for f in copy.functions if not (is_ours(f.domain) and registry.find(f.name))]
-    del copy.functions[:]
-    copy.functions.extend(kept)
     known = shapes or onnx_graph.NOTHING
+    notes = _drop_bodies(copy, custom)
     onnx_graph.clear_unknown_dims(copy)
-    copy, notes = _standard(inline_local(copy), folder, faults if lenient else None)
+    copy = inline_local(copy)
+    wishes.give(onnx_model.all_nodes(copy), custom.wishes.maps)
+    copy, said = _standard(copy, folder, custom, faults if lenient else None)
     folds = branches.fold(copy, folder, known)
-    notes += [f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds]
+    notes += [*said, *(f"If {f.node}: its condition is constant, the {f.branch} branch was taken" for f in folds)]
     given = {node.name or next(filter(None, node.output), "") for node in onnx_model.all_nodes(model)}
     if folded := [name for name in parameters.settle(copy, folder, known) if name in given]:
         shown = ", ".join(folded[:5]) + (", ..." if folded[5:] else "")
         notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
-    taken = {op.name for op in registry.ops()}
-    copy, written = standard.standardize(copy, folder, lambda op: supports(op) or op in taken, known, faults)
+    copy, written = standard.standardize(copy, folder, lambda op: supports(op) or custom.has(op), known, faults)
     notes += [f"{op} x{count} written as {how}" for (op, how), count in written.items()]
     branches.fold(copy, folder, known)  # what is in functions that ONNX defines
     parameters.settle(copy, folder, known)
@@ -81,31 +73,42 @@ def lower(
         notes.append(f"{widened} nodes compute with integers of 8 bits in int32")
     if biases := dequantize_biases(copy, folder):
         notes.append(f"DequantizeLinear x{biases} of int32 constants written as floats")
-    nodes = list(onnx_model.all_nodes(copy))
-    _name(nodes)
+    _name(onnx_model.all_nodes(copy))
     loops.settle(copy)
-    custom = [node for node in nodes if node.domain not in onnx_model.STANDARD_DOMAINS]
-    unknown = [node for node in custom if registry.find(node.op_type) is None]
-    faults += [_unknown(node) for node in unknown if not any(f.node == node.name for f in faults)]
+    faults += wishes.cast(copy, custom.wishes.casts)
+    nodes = [node for node in onnx_model.all_nodes(copy) if not any(f.node == node.name for f in faults)]
+    plugin_nodes, told = custom.prepare([node for node in nodes if _is_custom(node, supports, custom)], faults)
     if faults and not lenient:
         raise refusal("trtconvert", faults)
-    lacking = [n for n in nodes if n.domain in onnx_model.STANDARD_DOMAINS and not supports(n.op_type)]
-    served = [node for node in lacking if registry.find(node.op_type) is not None]
-    plugins = [node for node in (*custom, *served) if registry.find(node.op_type) is not None]
-    return Lowered(copy, list(_plugins(plugins, faults if lenient else None)), notes, faults)
+    notes += [*told, *custom.settle_natives(copy, plugin_nodes), *formats.widen(copy, folder, plugin_nodes)]
+    return Lowered(copy, plugin_nodes, notes, faults)
 
 
-def _plugins(nodes: Iterable[NodeProto], faults: list[Fault] | None) -> Iterator[PluginNode]:
-    for node in nodes:
-        try:
-            yield _plugin(node)
-        except ConvertError as error:
-            if faults is None:
-                raise
-            faults.append(Fault(node.name, node.op_type, error.what, error.fix or ""))
+def _is_custom(node: NodeProto, supports: Callable[[str], bool], custom: Custom) -> bool:
+    """Whether a plugin must make the node: ONNX does not have the op, or TensorRT lacks it and a creator has its name."""
+    if node.domain not in onnx_model.STANDARD_DOMAINS or not onnx.defs.has(node.op_type):
+        return True
+    return not supports(node.op_type) and custom.has(node.op_type)
 
 
-def _standard(model: ModelProto, folder: Path, faults: list[Fault] | None) -> tuple[ModelProto, list[str]]:
+def _drop_bodies(model: ModelProto, custom: Custom) -> list[str]:
+    """Bodies go that fuse wrote, where the op has a creator, and those whose nodes --map gives to one; notes on those that
+    stay although a creator has their name."""
+    kept = [f for f in model.functions if not (is_ours(f.domain) and custom.has(f.name)) and not custom.wishes.drops(f)]
+    if len(kept) < len(model.functions):
+        del model.functions[:]
+        model.functions.extend(kept)
+    return [
+        f"{f.domain}::{f.name} has a function body in the model, which is used, not the plugin {f.name}; "
+        f"--map {f.domain}::{f.name}={f.name} takes the plugin"
+        for f in kept
+        if custom.has(f.name)
+    ]
+
+
+def _standard(
+    model: ModelProto, folder: Path, custom: Custom, faults: list[Fault] | None
+) -> tuple[ModelProto, list[str]]:
     """onnxruntime's ops as standard ones. With a list of faults, those that cannot be written go there, and none is."""
     onnx_model.adopt_ort_ops(model)
     if not any(contrib.is_contrib(node) for node in onnx_model.all_nodes(model)):
@@ -114,12 +117,12 @@ def _standard(model: ModelProto, folder: Path, faults: list[Fault] | None) -> tu
     if faults is not None:
         for graph, view in zip(onnx_model.all_graphs(model.graph), views, strict=True):
             for node in graph.node:
-                known = registry.find(node.op_type) is not None or not contrib.is_contrib(node)
+                known = custom.has(node.op_type) or not contrib.is_contrib(node)
                 if not known and (why := contrib.refusal(node, view)):
                     faults.append(Fault(node.name, f"{node.domain}::{node.op_type}", why, "", view.path + node.name))
         if faults:
             return model, []
-    model, written = contrib.standardize(model, views, keep=lambda op_type: registry.find(op_type) is not None)
+    model, written = contrib.standardize(model, views, keep=custom.has)
     return model, [f"{op} x{count} (onnxruntime's) written as standard ONNX" for op, count in written.items()]
 
 
@@ -141,67 +144,9 @@ def _name_functions(model: ModelProto) -> None:
 def _name(nodes: Iterable[NodeProto]) -> None:
     taken: set[str] = set()
     for node in nodes:
-        base = node.name or f"{node.op_type}_{node.output[0] if node.output else ''}"
+        base = wishes.default_name(node)
         name, count = base, 1
         while name in taken:
             name, count = f"{base}_{count}", count + 1
         taken.add(name)
         node.name = name
-
-
-def _plugin(node: NodeProto) -> PluginNode:
-    """Check the node's attributes against the op's, and fill in those it lacks: the parser passes on what it finds."""
-    op = registry.find(node.op_type)
-    assert op is not None
-    declared = op.attributes()
-    for name, value in onnx_model.attribute_values(node).items():
-        if name in ("plugin_version", "plugin_namespace"):
-            continue
-        if name not in declared:
-            near = difflib.get_close_matches(name, declared, 1)
-            raise ConvertError(
-                f"attribute {name!r} of {node.op_type} is not one that the op declares ({', '.join(declared) or 'none'})",
-                where=f"node {node.name}",
-                fix=f"rename it to {near[0]!r}" if near else "remove it, or add it to the op",
-            )
-        if not isinstance(value, declared[name]):
-            raise ConvertError(
-                f"attribute {name!r} of {node.op_type} is {value!r}, the op declares {declared[name].__name__}",
-                where=f"node {node.name}",
-                fix="export it with that type",
-            )
-        if isinstance(value, int) and not -(2**31) <= value < 2**31:
-            raise ConvertError(
-                f"attribute {name!r} of {node.op_type} is {value}, TensorRT passes 32-bit integers to plugins",
-                where=f"node {node.name}",
-                fix="use a value within 32 bits",
-            )
-    present = {a.name for a in node.attribute}
-    for name, value in op().values().items():
-        if name not in present:
-            node.attribute.append(helper.make_attribute(name, value))
-    if op.version != "1" and "plugin_version" not in present:
-        node.attribute.append(helper.make_attribute("plugin_version", op.version))
-    if len(node.input) != len(op.inputs()):
-        raise ConvertError(
-            f"{node.op_type} has {len(node.input)} inputs, the op takes {len(op.inputs())}: {', '.join(op.inputs())}",
-            where=f"node {node.name}",
-        )
-    # The parser wants as many outputs as the plugin has, which has one more for each size that depends on the data.
-    node.output.extend(f"{node.name}_counted_{i}" for i in range(op.counts()))
-    return PluginNode(node.name, op)
-
-
-def _unknown(node: NodeProto) -> Fault:
-    known = [op.name for op in registry.ops()]
-    hint = "".join(f"nearest registered op: {name}; " for name in difflib.get_close_matches(node.op_type, known, 1))
-    if node.domain.startswith(onnx_model.ORT_DOMAIN):
-        hint += "onnxruntime's optimizer wrote them: give the model from before, or optimized at level BASIC; "
-    if onnx.defs.has(node.op_type):
-        hint += f"{node.op_type} is also a standard ONNX op: use domain '' if that is meant; "
-    return Fault(
-        node.name,
-        f"{node.domain}::{node.op_type}",
-        "no plugin and no function body for this custom op",
-        f"{hint}give a plugin with --plugin FILE.py (see README, 'Add an op'); registered: {', '.join(known)}",
-    )

@@ -24,7 +24,7 @@ from onnx import (
 )
 from onnx.external_data_helper import ExternalDataInfo
 
-from trtconvert import complaints, structure, text, weights
+from trtconvert import complaints, leniency, structure, text, weights
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file, write_files
 
@@ -126,9 +126,10 @@ def check(model: ModelProto, path: Path | None = None) -> None:
     """
     bare = skeleton(model)
     adopt_ort_ops(bare)
+    leniency.allow_ops(bare, [node for node in all_nodes(bare) if node.domain in STANDARD_DOMAINS])
     for node in all_nodes(bare):
         node.name = node.name or f"{node.op_type}_{next(filter(None, node.output), '')}"
-    _allow_unknown_ranks(bare)
+    leniency.allow_ranks(bare)
     for tensor in filter(_heavy, model.graph.initializer):
         size = len(tensor.raw_data)
         if size and weights.size(tensor) not in (0, size):
@@ -138,31 +139,11 @@ def check(model: ModelProto, path: Path | None = None) -> None:
                 where=str(path) if path else None,
             )
     try:
-        onnx.checker.check_model(bare, full_check=True)
+        leniency.check(bare)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise complaints.explain(str(error), bare, str(path) if path else None) from error
     except ValueError as error:
         raise ConvertError(f"the model cannot be checked: {error}", where=str(path) if path else None) from error
-
-
-def _allow_unknown_ranks(bare: ModelProto) -> None:
-    """Inputs and outputs without a shape: the checker minds, ONNX and its tools do not. The inputs become tensors made by a
-    node that nobody knows, the outputs tensors that nobody reads."""
-    nodes = []
-    for field in (bare.graph.input, bare.graph.output):
-        shapeless = [v.type.HasField("tensor_type") and not v.type.tensor_type.HasField("shape") for v in field]
-        kept = [v for v, gone in zip(field, shapeless, strict=True) if not gone]
-        if field is bare.graph.input:
-            gone = [v.name for v, gone in zip(field, shapeless, strict=True) if gone]
-            nodes = [helper.make_node("Unknown", [], [name], domain="trtconvert.unknown") for name in gone]
-        if any(shapeless):
-            del field[:]
-            field.extend(kept)
-    if nodes:
-        nodes += bare.graph.node
-        del bare.graph.node[:]
-        bare.graph.node.extend(nodes)
-        bare.opset_import.append(helper.make_opsetid("trtconvert.unknown", 1))
 
 
 # --- walking -------------------------------------------------------------------------------------------------------
@@ -265,8 +246,8 @@ def adopt_ort_ops(model: ModelProto) -> None:
     nodes = [n for n in all_nodes(model) if n.domain in STANDARD_DOMAINS and n.op_type in strange]
     for node in nodes:
         node.domain = ORT_DOMAIN
-    if nodes and all(entry.domain != ORT_DOMAIN for entry in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(ORT_DOMAIN, 1))
+    if nodes:
+        leniency.import_domain(model, ORT_DOMAIN)
 
 
 def attribute_values(node: NodeProto) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from trtconvert import (
     adapter,
     conditions,
     contract,
+    formats,
     gpu,
     importable,
     optimization_profile,
@@ -22,19 +23,21 @@ from trtconvert import (
 )
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, logger, supports
+from trtconvert.custom import Custom, PluginNode
 from trtconvert.diagnosis import explain, parser_faults, plain
 from trtconvert.errors import ConvertError
 from trtconvert.faults import refusal
 from trtconvert.files import write_file
-from trtconvert.lower import Lowered, PluginNode, lower
+from trtconvert.lower import Lowered, lower
 from trtconvert.manifest import IO
+from trtconvert.monitor import Progress, monitor
 from trtconvert.notices import notices
 from trtconvert.shapes import Range
+from trtconvert.wishes import Wishes
 
 if TYPE_CHECKING:
     from trtconvert.backend import types
 
-Progress = Callable[[str, int, int], None]
 _STATIC = shapes.Profile({})
 
 
@@ -57,6 +60,7 @@ class BuildOptions:
     values: Mapping[str, Range] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     backend: str = "auto"
+    wishes: Wishes = field(default_factory=Wishes)
     opt_level: int | None = None
     workspace: int | None = None
     timing_cache: Path | None = None
@@ -91,11 +95,24 @@ class Maker:
     source: Path
     targets: tuple[str, ...]
 
-    def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
-        """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
-        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, lenient=True)
+    def _lowered(self, model: ModelProto, profile: shapes.Profile) -> Lowered:
+        custom = Custom.of(self.backend, self.options.wishes)
+        lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, True, custom)
         shapes.fix(lowered.model, profile)
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
+        return lowered
+
+    def refused(self, model: ModelProto, profile: shapes.Profile = _STATIC) -> ConvertError | None:
+        """What TensorRT cannot take of the model, all of it; None if it can be imported. Quick: nothing is built."""
+        try:
+            faults = importable.all_faults(self._lowered(model, profile), self.source, self.backend)
+        except ConvertError as error:
+            return error
+        return refusal(self.backend.title, faults) if faults else None
+
+    def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
+        """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
+        lowered = self._lowered(model, profile)
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)
@@ -151,7 +168,9 @@ class Network:
         lowered: Lowered,
         source: Path,
         targets: tuple[str, ...],
+        alone: bool = False,
     ) -> None:
+        self.lowered, self.source, self.alone = lowered, source, alone
         self.backend, self.options, self.targets = backend, options, targets
         self.model, self.hint = lowered.model, _hint(lowered.plugin_nodes)
         self.logger, self.log = logger(backend, options.verbose)
@@ -196,12 +215,13 @@ class Network:
         cache = _configure(config, self.backend, self.options, self.targets)
         optimization_profile.add(self.builder, config, self.backend, self.log, profile, self.inputs, shape_tensors)
         if progress is not None:
-            self.monitor = _monitor(self.backend, progress)
+            self.monitor = monitor(self.backend, progress)
             config.progress_monitor = self.monitor
         with adapter.building(_images(self.targets)):
             plan = self.builder.build_serialized_network(self.network, config)
             adapter.raise_failure()
             if plan is None:
+                self._explain_types()
                 found = explain(self.log.errors, self.log.warnings, self.model)
                 hint = self.hint + shape_values.bake_hint(io.name for io in shape_tensors)
                 raise ConvertError(
@@ -214,10 +234,28 @@ class Network:
         self.unfit = optimization_profile.unfit(self.log.warnings)
         return bytes(plan)
 
+    def _explain_types(self) -> None:
+        """Raise a ConvertError if plugins refuse the types of their inputs."""
+        if self.alone:
+            return
+        layers = formats.layers_of(self.lowered.plugin_nodes, self.network)
+        if faults := list(formats.refusals(self.model, layers, self._builds)):
+            raise refusal(self.backend.title, faults)
+
+    def _builds(self, model: ModelProto, node: PluginNode) -> bool:
+        lowered = Lowered(model, [node], [])
+        try:
+            Network(self.backend, BuildOptions(), lowered, self.source, self.targets[:1], alone=True).build(
+                _STATIC, None
+            )
+        except ConvertError:
+            return False
+        return True
+
 
 def _hint(nodes: Sequence[PluginNode]) -> str:
     """What helps where shapes depend on the data, which the builder does not combine at will."""
-    found = [f"{node.node} ({node.op.name})" for node in nodes if node.op.counts()]
+    found = [f"{node.node} ({node.op.name})" for node in nodes if node.op is not None and node.op.counts()]
     if not found:
         return ""
     return (
@@ -230,11 +268,9 @@ def _check_plugins(network: types.INetworkDefinition, trt: Any, nodes: Sequence[
     """Every node that should be a plugin is one; the parser may take a function body or a standard op instead."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     plugins = {layer.name for layer in layers if layer.type == trt.LayerType.PLUGIN_V3}
-    missing = [
-        node for node in nodes if not any(name == node.node or name.endswith("/" + node.node) for name in plugins)
-    ]
+    missing = [node for node in nodes if not any(node.is_layer(name) for name in plugins)]
     if missing:
-        names = ", ".join(f"{node.node} ({node.op.name})" for node in missing)
+        names = ", ".join(f"{node.node} ({node.creator.name})" for node in missing)
         raise ConvertError(f"TensorRT's parser did not import these nodes as plugins: {names}", fix="report this model")
 
 
@@ -291,26 +327,3 @@ def _set_targets(config: Any, trt: Any, targets: tuple[str, ...]) -> None:
     config.num_compute_capabilities = len(targets)
     for index, target in enumerate(targets):
         config.set_compute_capability(getattr(trt.ComputeCapability, target.replace("_", "").upper()), index)
-
-
-def _monitor(backend: Backend, progress: Progress) -> Any:
-    """TensorRT's progress as calls of `progress`."""
-    trt = backend.trt
-
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)
-            self.steps: dict[str, int] = {}
-
-        def phase_start(self, phase: str, _parent: str | None, steps: int) -> None:
-            self.steps[phase] = steps
-            progress(phase, 0, steps)
-
-        def step_complete(self, phase: str, step: int) -> bool:
-            progress(phase, step + 1, self.steps.get(phase, 0))
-            return True
-
-        def phase_finish(self, phase: str) -> None:
-            progress(phase, self.steps.get(phase, 0), self.steps.pop(phase, 0))
-
-    return Monitor()

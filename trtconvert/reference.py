@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
+from trtconvert import attributes, creators, registry, wishes
 from trtconvert.errors import ConvertError
 from trtconvert.functions import inline_local
-from trtconvert.model import copy, serialize
+from trtconvert.manifest import Manifest
+from trtconvert.model import STANDARD_DOMAINS, all_nodes, copy, serialize
 
 
 def session(model: ModelProto, folder: Path = Path()) -> onnxruntime.InferenceSession:
@@ -28,6 +30,31 @@ def session(model: ModelProto, folder: Path = Path()) -> onnxruntime.InferenceSe
     options.log_severity_level = 4
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     return onnxruntime.InferenceSession(serialize(model), options, providers=["CPUExecutionProvider"])
+
+
+def take_over(model: ModelProto, described: Manifest) -> None:
+    """Give nodes to the ops that the build gave them to, in place, unless the model says itself what they compute.
+
+    ConvertError for nodes of a library's plugin: what it computes only the library knows.
+    """
+    asked = wishes.told(described.options.get("wishes", {}))
+    bodies = {(f.domain, f.name) for f in model.functions}
+    nodes = [node for node in all_nodes(model) if (node.domain, node.op_type) not in bodies]
+    wishes.give(nodes, asked.maps)
+    for node in nodes:
+        for value in asked.values:
+            op = registry.find(node.op_type)
+            if op is not None and wishes.is_meant(value.node, node):
+                fields = {field.name: field for field in creators.of_op(op).fields}
+                attributes.set_value(node, value.name, value.text, fields.get(value.name))
+    theirs = {plugin.name for plugin in described.plugins if plugin.kind.startswith("library")}
+    unknown = [node for node in nodes if node.op_type in theirs and node.domain not in STANDARD_DOMAINS]
+    if unknown:
+        raise ConvertError(
+            f"there is nothing to compare with: {unknown[0].op_type} is a library's plugin, which onnxruntime cannot run",
+            where=f"node {wishes.default_name(unknown[0])}",
+            fix="give the model a function of that domain and name that says what it computes, and build with --map",
+        )
 
 
 def run(

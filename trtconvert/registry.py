@@ -72,6 +72,10 @@ def load_file(path: Path) -> list[type[Op]]:
         raise ConvertError(
             "plugin file not found", where=str(path), fix="give the path of a .py file that defines an Op"
         )
+    if path.suffix == ".so" or ".so." in path.name:
+        raise ConvertError(
+            "a compiled plugin library holds no Op", where=str(path), fix="give it to build, inspect, verify or bench"
+        )
     name = f"trtconvert_plugin_{path.resolve().stem}_{abs(hash(str(path.resolve())))}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path.resolve())

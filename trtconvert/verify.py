@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtconvert import gpu, manifest, reference, registry, shapes
+from trtconvert import gpu, libraries, manifest, reference, registry, shapes
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
@@ -124,8 +124,7 @@ def verify(
 def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, ModelProto, list[str]]:
     """The source model with its inputs baked, and the fused one made from it as the build made it; custom ops of ours get
     their bodies."""
-    for file in described.plugin_files:
-        registry.load_file(plan.parent / file)
+    libraries.load_plugins((plan.parent / file for file in described.plugin_files), described.backend)
     original = onnx_model.load(source)
     if onnx_model.sha256(source.read_bytes(), original, source.parent) != described.model_sha256:
         raise ConvertError(
@@ -141,6 +140,7 @@ def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, 
     if onnx_model.sha256(onnx_model.serialize(fused), fused, source.parent) != described.fused_sha256:
         notices.append(f"this trtconvert fuses the model differently from {described.tool}, which built the plan")
     for model in (original, fused):
+        reference.take_over(model, described)
         add_bodies(model)
         shapes.set_ranks(model, described.profile)  # Polygraphy takes an unknown one for 0
     return original, fused, notices

@@ -40,7 +40,7 @@ LAYERS_SHOWN = 12
 @click.option("--layers", is_flag=True, help="Show the time of each layer.")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
 @click.option(
-    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op. Repeatable."
+    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file or library. Repeatable."
 )
 @click.option("--backend", type=click.Choice(["auto", "rtx", "tensorrt"]), default="auto", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trtconvert.build import BuildResult
 
 CHOICES_SHOWN = 8
+TENSORS_SHOWN = 8
 
 
 @click.command()
@@ -50,7 +51,27 @@ CHOICES_SHOWN = 8
 )
 @click.option("--no-fuse", is_flag=True, help="The same as --fuse none.")
 @click.option(
-    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op. Repeatable."
+    "--plugin",
+    "plugins",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Python file with an Op, or compiled plugin library. Repeatable.",
+)
+@click.option("--map", "maps", multiple=True, metavar="OP=NAME[@VERSION][:NS]", help="Give an op's nodes to a creator.")
+@click.option(
+    "--set-attr",
+    "attributes",
+    multiple=True,
+    metavar="NODE.NAME=VALUE",
+    help="Set a plugin node's attribute; empty: drop.",
+)
+@click.option(
+    "--cast",
+    "--cast-plugin-input",
+    "casts",
+    multiple=True,
+    metavar="NODE:INPUT=DTYPE",
+    help="Cast an input of a node, or with out0 an output. Repeatable.",
 )
 @click.option("--opt-level", type=click.IntRange(0, 5), help="TensorRT's builder optimization level.")
 @click.option("--workspace", metavar="SIZE", help="Builder's workspace limit, such as 512M or 2G.")
@@ -72,6 +93,9 @@ def command(
     workspace: str | None,
     fuse: str,
     no_fuse: bool,
+    maps: tuple[str, ...],
+    attributes: tuple[str, ...],
+    casts: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -89,12 +113,14 @@ def command(
     from trtconvert.build import build  # --help must not load it
     from trtconvert.network import BuildOptions
     from trtconvert.shapes import parse
+    from trtconvert.wishes import parse as parse_wishes
 
     if no_fuse and fuse not in ("auto", "none"):
         raise click.UsageError(f"--no-fuse and --fuse {fuse} contradict each other")
     chosen = BuildOptions(
         shapes=parse(shapes),
         bake=bake.parse(baked),
+        wishes=parse_wishes(maps, attributes, casts),
         values=shape_values.parse(values),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),
@@ -118,6 +144,11 @@ def _report(result: BuildResult) -> None:
     click.echo(f"plan      {result.plan} ({show.megabytes(described.plan_bytes)})")
     click.echo(f"manifest  {result.plan}.json")
     click.echo(f"backend   {described.backend_title} for {', '.join(described.targets)}")
+    for side, tensors in (("input", described.engine_inputs), ("output", described.engine_outputs)):
+        for io in tensors[:TENSORS_SHOWN]:
+            click.echo(f"{side:9} {io.name}: {io.dtype} {show.shape(io.shape)}")
+        if tensors[TENSORS_SHOWN:]:
+            click.echo(f"{side:9} and {len(tensors) - TENSORS_SHOWN} more, see the manifest")
     names = [f"{plugin.name} x{len(plugin.nodes)}" for plugin in described.plugins]
     click.echo(f"plugins   {', '.join(names) or 'none'}  ({len(result.fusions)} fused)")
     for line in _choices(result):

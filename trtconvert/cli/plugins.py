@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trtconvert.cli import show
+from trtconvert.errors import ConvertError
+
+if TYPE_CHECKING:
+    from trtconvert.creators import Field
 
 
 @click.group()
@@ -22,31 +28,56 @@ def command() -> None:
 
 
 @command.command("list")
+@click.argument("file", required=False, metavar="[LIB.so|FILE.py]", type=click.Path(path_type=Path))
+@click.option("--backend", type=click.Choice(["auto", "rtx", "tensorrt"]), default="auto", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def list_(as_json: bool) -> None:
-    """All registered ops.
+def list_(file: Path | None, backend: str, as_json: bool) -> None:
+    """What a plugin library or file brings; without one all registered ops and TensorRT's own creators.
 
     \b
     trtconvert plugins list
+    trtconvert plugins list libmyplugins.so
     """
-    from trtconvert import registry  # --help must not load it
+    from trtconvert import creators, libraries, registry  # --help must not load it
+    from trtconvert.backend import select
 
-    header = ["name", "version", "pattern", "attributes", "dtypes", "from"]
+    if file is None:
+        found = [creators.of_op(op) for op in registry.ops()]
+        try:
+            found += creators.registered(select(backend))
+        except ConvertError as error:
+            show.note(f"note: the ops only: {error.what}")
+    elif libraries.is_library(file):
+        found = libraries.load(file, select(backend)).creators
+    else:
+        found = [creators.of_op(op) for op in registry.load_file(file)]
+    header = ["name", "version", "namespace", "interface", "pattern", "attributes", "dtypes", "from"]
     rows = [
         [
-            op.name,
-            op.version,
-            op.pattern + (" (opt-in)" if op.opt_in else ""),
-            ", ".join(f"{name}: {kind.__name__} = {getattr(op, name)!r}" for name, kind in op.attributes().items()),
-            ", ".join(op.dtypes),
-            op.__module__,
+            creator.name,
+            creator.version,
+            creator.namespace,
+            creator.interface,
+            creator.op.pattern + (" (opt-in)" if creator.op.opt_in else "") if creator.op else "",
+            ", ".join(map(_field, creator.fields)),
+            ", ".join(creator.op.dtypes) if creator.op else "",
+            creator.op.__module__ if creator.op else creator.library or "TensorRT",
         ]
-        for op in registry.ops()
+        for creator in found
     ]
     if as_json:
-        show.as_json([dict(zip(header, row, strict=True)) for row in rows])
+        fields = [[dataclasses.asdict(field) for field in creator.fields] for creator in found]
+        show.as_json(
+            [{**dict(zip(header, row, strict=True)), "fields": f} for row, f in zip(rows, fields, strict=True)]
+        )
     else:
         show.table(header, rows)
+
+
+def _field(field: Field) -> str:
+    many = f"[{field.length}]" if field.length > 1 else ""
+    default = f" = {field.default!r}" if field.default is not None else ""
+    return f"{field.name}: {field.type}{many}{default}"
 
 
 @command.command("check")
