@@ -39,11 +39,15 @@ def _attention(
         heads = [size // count if size and count else None for size, count in zip(heads, counts, strict=True)]
     plain = not (past_k or past_v or lengths or op.wants(1, 2, 3))
     known = {name for name, value in op.attributes.items() if value} <= _ATTENTION
+    rows = [(op.view.info(op.names[x]).shape or [None] * 2)[-2] for x in (q, k)]
+    causal = op.attributes.get("is_causal", 0)
+    aligned = not causal or (rows[0] is not None and rows[0] == rows[1])  # else it matters to which end
     size = heads[0] or 0
     if (
         plain
         and known
-        and not (mask and op.attributes.get("is_causal"))
+        and aligned
+        and not (mask and causal)
         and op.dtype(q) in ("float16", "bfloat16")
         and 32 <= size <= 256
         and heads == [size] * 3
