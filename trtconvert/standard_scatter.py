@@ -16,7 +16,7 @@ _COMBINE["min"] = ("ReduceMin", 18, "Min")
 def _neutral(op: Standard, kind: str, x: str) -> str:
     """What changes nothing when it is added, multiplied or compared."""
     dtype = numpy_dtype(op.dtype(x) or "float32")
-    limits = np.iinfo(dtype) if dtype.kind == "i" else None
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
     values = {"add": 0, "mul": 1, "max": limits.min if limits else -np.inf, "min": limits.max if limits else np.inf}
     return op.like(values[kind], x)
 
