@@ -123,10 +123,26 @@ def _checks(case: Case, path: Path, options: BuildOptions, attempt: Attempt) -> 
 def difference(case: Case, model: ModelProto, lowered: ModelProto) -> str:
     """ "equal" if the lowered model computes what the case expects; else the first difference, and whether the model has it."""
     feeds = {name: array for name, array in case.inputs.items() if array is not None}
-    found = _compare(case, _outputs(lowered, feeds), "lowered")
+    try:
+        found = _compare(case, _outputs(_without_plugins(lowered), feeds), "lowered")
+    except Exception as error:  # noqa: BLE001  the evaluators' are of many types
+        return f"not run: {type(error).__name__}: {error}"
     if found != "equal" and _compare(case, _outputs(model, feeds), "lowered") == found:
         return f"the model itself differs there: {found}"
     return found
+
+
+def _without_plugins(model: ModelProto) -> ModelProto:
+    """A copy in which standard ops that are plugins, such as NonZero, are ONNX' own again."""
+    copy = onnx_model.copy(model)
+    for node in onnx_model.all_nodes(copy):
+        if any(a.name == "plugin_version" for a in node.attribute):
+            attributes = [a for a in node.attribute if not a.name.startswith("plugin_")]
+            outputs = [name for name in node.output if "_counted_" not in name]
+            del node.attribute[:], node.output[:]
+            node.attribute.extend(attributes)
+            node.output.extend(outputs)
+    return copy
 
 
 def _engine(case: Case, path: Path, feeds: Mapping[str, Any]) -> str:
