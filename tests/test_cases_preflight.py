@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from tests.conftest import Run, assert_clean_error
 from tests.graphs import Y, built, graph, named, refused, save
-from trtconvert import notices
-from trtconvert.backend import select
+from trtconvert import BuildOptions, ConvertError, gpu, notices
+from trtconvert.backend import select, supports
+from trtconvert.lower import lower
 from trtconvert.preflight import inspect_model
 
 LOOP = """y, q = Loop (t, "", x) <body = body (int64 i, bool ci, float[3,3] v) => (bool co, float[3,3] w, float d)
@@ -247,7 +251,7 @@ def test_branches_of_different_rank(tmp_path: Path) -> None:
     del model.graph.output[0].type.tensor_type.shape.dim[:]
     model.graph.output[0].type.tensor_type.ClearField("shape")
     text = refused(model, tmp_path)
-    for words in ("node if_1 (If)", "2 dimensions" if "2 dimensions" in text else "3", "(c)", "--bake c="):
+    for words in ("node if_1 (If)", "2 (then) and 3 (else) dimensions", "(c)", "--bake c="):
         assert words in text
 
 
@@ -293,17 +297,23 @@ def typed(nodes: str, elem_type: int, opset: int = 17, ir: int = 8) -> ModelProt
     return model
 
 
-def test_uint8_input(tmp_path: Path) -> None:
-    """Into a Cast it is taken as it is; elsewhere the message says where the Cast belongs."""
-    result = built(typed("a = Cast <to = 1> (x) y = Relu (a)", TensorProto.UINT8), tmp_path)
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "a = Cast <to = 1> (x) y = Relu (a)",
+        "a = Transpose <perm = [0,1]> (x) y = Cast <to = 1> (a)",
+        "a = Add (x, x) y = Cast <to = 1> (a)",
+    ],
+)
+def test_uint8_input(nodes: str, tmp_path: Path) -> None:
+    """It stays uint8. What reads it before a Cast does computes in int32 then, and the same, past 255 too."""
+    model = typed(nodes, TensorProto.UINT8)
+    result = built(model, tmp_path)
     assert result.manifest.engine_inputs[0].dtype == "uint8"
-    model = named(typed("a = Transpose <perm = [0,1]> (x) y = Cast <to = 1> (a)", TensorProto.UINT8), "turn", "cast")
-    text = refused(model, tmp_path)
-    for words in ("turn (Transpose)", "UInt8", "move the Cast before"):
-        assert words in text
-    assert "add_1 (Add)" in refused(
-        named(typed("a = Add (x, x) y = Cast <to = 1> (a)", TensorProto.UINT8), "add_1", "cast"), tmp_path
-    )
+    feeds = {"x": np.arange(0, 256, 32, dtype=np.uint8).reshape(2, 4)}
+    other = lower(model, Path(), supports(select("rtx"))).model
+    expected, got = (ReferenceEvaluator(m).run(None, feeds)[0] for m in (model, other))
+    assert np.array_equal(expected, got)
 
 
 @pytest.mark.parametrize("name", ["INT16", "UINT16", "UINT32", "UINT64"])
@@ -385,3 +395,48 @@ def test_constants_that_are_no_numbers(tmp_path: Path) -> None:
         helper.make_tensor("w", TensorProto.FLOAT, [4], [float("nan"), 1.0, float("inf"), float("-inf")])
     )
     built(model, tmp_path)
+
+
+@pytest.mark.parametrize("start", ["one", "k"])
+def test_long_chains(start: str, tmp_path: Path) -> None:
+    """Values are worked out through thousands of nodes, without as many calls of Python inside each other."""
+    names = [start, *(f"t{i}" for i in range(3000))]
+    nodes = [helper.make_node("Neg", [a], [b]) for a, b in pairwise(names)]
+    model = graph("y = ReduceMean (x, a)", "float[2,4] x, int64[1] k", "float[2,1] y", "int64[1] one = {1}", opset=18)
+    model.graph.node[0].input[1] = names[-1]
+    nodes += model.graph.node
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    if start == "one":
+        del model.graph.input[1:]
+        built(model, tmp_path)
+    else:
+        assert "known only at run time" in refused(model, tmp_path)
+
+
+def test_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fusions are timed on a GPU, that takes long: the preflight comes before it."""
+    path = save(
+        graph("t, i = TopK (x, k) y = Relu (t)", "float[2,6000] x", "float[2,5000] y", "int64[1] k = {5000}"), tmp_path
+    )
+    here = gpu.current() or gpu.Gpu("a GPU", "sm_89", (13, 0))
+    build_module = importlib.import_module("trtconvert.build")  # the package has a function of that name
+    monkeypatch.setattr(gpu, "current", lambda: here)
+
+    def measured(*_: object) -> None:
+        raise AssertionError("something was measured")
+
+    monkeypatch.setattr(build_module, "Trials", measured)
+    with pytest.raises(ConvertError, match="3840"):
+        build_module.build(path, options=BuildOptions(targets=(here.arch,)))
+
+
+def test_inspect_of_open_shapes(tmp_path: Path, run: Run) -> None:
+    """What a build would ask for is told, and nothing is called unsupported for want of it."""
+    save(graph("y = Relu (x)", "float[N,L,4] x", "float[N,L,4] y"), tmp_path)
+    result = run("inspect", "model.onnx")
+    assert "to build it: dynamic dimensions without a range: x [N, L, 4]: add" in result.stdout
+    assert "--shape x=" in result.stdout
+    assert "TensorRT can import every node" in result.stdout
+    report = inspect_model(save(graph("y = Squeeze (x)", "float[N,1,4] x", "float[N,4] y"), tmp_path))
+    assert report.totals == {"native": 1} or report.nodes[0].fix

@@ -34,14 +34,15 @@ _DTYPES = {
     "BOOL": "bool",
     "UINT8": "uint8",
 }
+_QUANTIZED = {"FP8": "float8_e4m3fn", "INT4": "int4", "FP4": "float4_e2m1fn"}  # no types of plugins
 _targets: ContextVar[tuple[str, ...]] = ContextVar("targets", default=())
 _failures: list[ConvertError] = []  # an exception cannot cross TensorRT's C++; build and engine collect it here
 _creators: dict[tuple[str, str, str, str], Any] = {}
 
 
 def dtype_name(dtype: Any) -> str:
-    """numpy's name of a TensorRT DataType; TensorRT's own name for those that numpy lacks."""
-    return _DTYPES.get(dtype.name, str(dtype.name))
+    """numpy's (ml_dtypes') name of a TensorRT DataType; TensorRT's own name for those that these lack."""
+    return (_DTYPES | _QUANTIZED).get(dtype.name, str(dtype.name))
 
 
 def sizes(dims: Any) -> list[int]:

@@ -33,7 +33,7 @@ _INSTALL = {
 RTX_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 RTX_EXTRA_TARGETS = ("sm_75",)
 # Standard ops that TensorRT-RTX's parser imports as a plugin of that name, version 1, which it does not bring along.
-RTX_PLUGIN_OPS = ("BitCast", "CausalConvWithState", "CumProd", "DFT", "LinearAttention", "NonZero")
+RTX_PLUGIN_OPS = ("CausalConvWithState", "LinearAttention", "NonZero")
 
 
 @dataclass(frozen=True)

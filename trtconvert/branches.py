@@ -86,11 +86,10 @@ def _choose(
 
 def value(view: GraphView, name: str, done: Values) -> NDArray[Any] | None:
     """The tensor's value if it follows from constants and known dimensions. done: what was found before, for the next call."""
-    key = (id(view), name)
-    if key not in done:
-        done[key] = None  # a cycle is no constant
-        done[key] = _compute(view, name, done)
-    return done[key]
+    for each in view.chain(name, _FOLDABLE, lambda tensor: (id(view), tensor) in done):
+        done[id(view), each] = None  # a cycle is no constant
+        done[id(view), each] = _compute(view, each, done)
+    return done[id(view), name]
 
 
 def _compute(view: GraphView, name: str, done: Values) -> NDArray[Any] | None:

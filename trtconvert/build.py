@@ -22,11 +22,12 @@ from trtconvert.creators import Creator
 from trtconvert.custom import PluginNode
 from trtconvert.errors import NoUsableGpuError
 from trtconvert.files import check_outputs, write_files
-from trtconvert.fuse import NearMiss
+from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.lower import name_nodes
 from trtconvert.manifest import Manifest, PluginUse, model_io
+from trtconvert.monitor import Progress
 from trtconvert.neighbourhood import Surroundings
-from trtconvert.network import BuildOptions, Maker, Progress, choose_targets
+from trtconvert.network import BuildOptions, Maker, choose_targets
 from trtconvert.rewrite import Fusion
 from trtconvert.trials import Trials
 
@@ -153,12 +154,23 @@ def _choose(
         return choose(proto, folder, wanted.ops, Forced(maker.options.fuse))
     here, notes = gpu.current(), list[str]()
     if here is not None and maker.targets == (here.arch,):
+        _preflight(proto, wanted, maker, profile)
         try:
             return choose(proto, folder, wanted.ops, Trials(proto, wanted.ops, maker, profile, progress))
         except NoUsableGpuError as error:
             notes.append(f"fusions were not measured here: {error.what}")
     table = Table(Surroundings(proto, folder, profile.ranges), maker.targets)
     return dataclasses.replace(choose(proto, folder, wanted.ops, table), notes=notes)
+
+
+def _preflight(proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.Profile) -> None:
+    """ConvertError, before anything is measured, if TensorRT can import the model neither as it is nor with everything fused."""
+    refused = maker.refused(proto, profile)
+    if refused is None:
+        return
+    fused = onnx_model.copy(proto)
+    if not fuse_model(fused, maker.source.parent, wanted.ops).fusions or maker.refused(fused, profile) is not None:
+        raise refused
 
 
 def _relative(path: Path, plan: Path) -> str:

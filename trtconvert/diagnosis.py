@@ -163,7 +163,7 @@ def parser_faults(parser: Any, title: str) -> list[Fault]:
             continue
         stack = [call.partition(" (")[0] for call in error.local_function_stack()]
         path, fix = "/".join([*stack, name]) if stack else name, _advice(reason)
-        if reason in ("false", ""):
+        if reason in ("false", "") or re.search("plugin (was )?not found", reason, re.IGNORECASE):
             reason, fix = f"a standard op that {title} has no importer for", f"rewrite it, or give a plugin named {op}"
         faults.setdefault(key, Fault(name, op, reason, fix, path))
     return list(faults.values())

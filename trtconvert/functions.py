@@ -52,10 +52,11 @@ def body(node: NodeProto, opset: int, view: GraphView) -> FunctionProto | None:
     if schema is None:
         return None
     plain, typed = ([v for v in found if v <= opset] for found in _versions(schema))
+    types = [_type(view, name) for name in node.input]
     if plain:
         data = schema.get_function_with_opset_version(max(plain))
-    elif typed:
-        types = [_type(view, name) for name in node.input]
+    elif typed and all(kind or not name for kind, name in zip(types, node.input, strict=True)):
+        # What is of unknown type, or a sequence, ends ONNX's writers of bodies, and the process with them.
         data = schema.get_context_dependent_function_with_opset_version(max(typed), node.SerializeToString(), types)
     else:
         return None

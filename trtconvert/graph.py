@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -186,10 +186,26 @@ class GraphView:
 
     def constant(self, name: str) -> NDArray[Any] | None:
         """The tensor's value if it is a constant of reasonable size: initializer, Constant, or computed from them."""
-        if name not in self._constants:
-            self._constants[name] = None  # a cycle is no constant
-            self._constants[name] = self._fold(name)
+        for each in self.chain(name, _FOLDABLE, self._constants.__contains__):
+            self._constants[each] = None  # a cycle is no constant
+            self._constants[each] = self._fold(each)
         return self._constants[name]
+
+    def chain(self, name: str, ops: Container[str], known: Callable[[str], bool]) -> list[str]:
+        """The tensor and those that nodes of these ops make it from, each behind what it is made from, but for known ones: who
+        computes in this order needs no recursion as deep as the graph."""
+        order, seen, stack = list[str](), set[str](), [(name, False)]
+        while stack:
+            current, complete = stack.pop()
+            if complete:
+                order.append(current)
+            elif current not in seen and not known(current):
+                seen.add(current)
+                stack.append((current, True))
+                node = self.producer(current)
+                if node is not None and node.op_type in ops:
+                    stack += [(each, False) for each in node.input if each]
+        return order
 
     def uniform(self, name: str) -> tuple[float, str] | None:
         """Value and dtype of a constant that is the same number in every element."""

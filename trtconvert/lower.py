@@ -67,8 +67,9 @@ def lower(
         notes.append(f"computed before the build: {shown} ({len(folded)} node{'s' * (len(folded) > 1)})")
     copy, written = standard.standardize(copy, folder, lambda op: supports(op) or custom.has(op), known, faults)
     notes += [f"{op} x{count} written as {how}" for (op, how), count in written.items()]
-    branches.fold(copy, folder, known)  # what is in functions that ONNX defines
-    parameters.settle(copy, folder, known)
+    if written:  # functions that ONNX defines hold Ifs and computed axes
+        branches.fold(copy, folder, known)
+        parameters.settle(copy, folder, known)
     if widened := narrow_integers.widen(copy, folder):
         notes.append(f"{widened} nodes compute with integers of 8 bits in int32")
     if biases := dequantize_biases(copy, folder):

@@ -64,6 +64,7 @@ class _Widened:
         self.inputs = {i.name for i in graph.input}
         self.wide: dict[str, str] = {}
         self.nodes: list[NodeProto] = []
+        self.made: set[str] = set()
         self.readers = Counter(name for node in graph.node for name in {*node.input, *onnx_model.captured(node)})
 
     def run(self) -> int:
@@ -74,7 +75,7 @@ class _Widened:
                 self._write(node)
             else:
                 self._narrow_again(node)
-                self.nodes.append(node)
+                self._keep(node)
         del self.graph.node[:]
         self.graph.node.extend(self.nodes)
         return count
@@ -92,8 +93,12 @@ class _Widened:
         passes = node.op_type == "Identity" and node.input[0] in self.inputs and node.output[0] in self.outputs
         return (node.op_type in _SELECT | _WRAP | _FLOAT or moves) and not passes
 
+    def _keep(self, node: NodeProto) -> None:
+        self.nodes.append(node)
+        self.made.update(node.output)
+
     def _add(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(op_type, inputs, [output], name=f"{output}_{op_type}", **attributes))
+        self._keep(helper.make_node(op_type, inputs, [output], name=f"{output}_{op_type}", **attributes))
         return output
 
     def _constant(self, output: str, value: int) -> str:
@@ -114,9 +119,8 @@ class _Widened:
 
     def _narrow_again(self, node: NodeProto) -> None:
         """What a node that stays reads of 8 bits must be there."""
-        made = {output for n in self.nodes for output in n.output}
         for name in {*node.input, *onnx_model.captured(node)} & self.wide.keys():
-            if name not in made and name not in self.inputs and self.view.constant(name) is None:
+            if name not in self.made and name not in self.inputs and self.view.constant(name) is None:
                 self._add("Cast", [self.wide[name]], name, to=_TYPES[self.dtypes[name]])
 
     def _write(self, node: NodeProto) -> None:
@@ -126,7 +130,7 @@ class _Widened:
         new.input[:] = [self._as_int32(name) for name in node.input]
         if floats:
             new.input[:] = [self._add("Cast", [new.input[0]], f"{node.output[0]}_float", to=TensorProto.FLOAT)]
-        self.nodes.append(new)
+        self._keep(new)
         for index, name in enumerate(node.output):
             dtype = self.dtypes.get(name, "")
             if dtype in _TYPES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from trtconvert.faults import refusal
 from trtconvert.files import write_file
 from trtconvert.lower import Lowered, lower
 from trtconvert.manifest import IO
+from trtconvert.monitor import Progress, monitor
 from trtconvert.notices import notices
 from trtconvert.shapes import Range
 from trtconvert.wishes import Wishes
@@ -37,7 +38,6 @@ from trtconvert.wishes import Wishes
 if TYPE_CHECKING:
     from trtconvert.backend import types
 
-Progress = Callable[[str, int, int], None]
 _STATIC = shapes.Profile({})
 
 
@@ -95,12 +95,24 @@ class Maker:
     source: Path
     targets: tuple[str, ...]
 
-    def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
-        """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
+    def _lowered(self, model: ModelProto, profile: shapes.Profile) -> Lowered:
         custom = Custom.of(self.backend, self.options.wishes)
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, True, custom)
         shapes.fix(lowered.model, profile)
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
+        return lowered
+
+    def refused(self, model: ModelProto, profile: shapes.Profile = _STATIC) -> ConvertError | None:
+        """What TensorRT cannot take of the model, all of it; None if it can be imported. Quick: nothing is built."""
+        try:
+            faults = importable.all_faults(self._lowered(model, profile), self.source, self.backend)
+        except ConvertError as error:
+            return error
+        return refusal(self.backend.title, faults) if faults else None
+
+    def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
+        """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
+        lowered = self._lowered(model, profile)
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)
@@ -205,7 +217,7 @@ class Network:
         cache = _configure(config, self.backend, self.options, self.targets)
         optimization_profile.add(self.builder, config, self.backend, self.log, profile, self.inputs, shape_tensors)
         if progress is not None:
-            self.monitor = _monitor(self.backend, progress)
+            self.monitor = monitor(self.backend, progress)
             config.progress_monitor = self.monitor
         with adapter.building(_images(self.targets)):
             plan = self.builder.build_serialized_network(self.network, config)
@@ -317,26 +329,3 @@ def _set_targets(config: Any, trt: Any, targets: tuple[str, ...]) -> None:
     config.num_compute_capabilities = len(targets)
     for index, target in enumerate(targets):
         config.set_compute_capability(getattr(trt.ComputeCapability, target.replace("_", "").upper()), index)
-
-
-def _monitor(backend: Backend, progress: Progress) -> Any:
-    """TensorRT's progress as calls of `progress`."""
-    trt = backend.trt
-
-    class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)
-            self.steps: dict[str, int] = {}
-
-        def phase_start(self, phase: str, _parent: str | None, steps: int) -> None:
-            self.steps[phase] = steps
-            progress(phase, 0, steps)
-
-        def step_complete(self, phase: str, step: int) -> bool:
-            progress(phase, step + 1, self.steps.get(phase, 0))
-            return True
-
-        def phase_finish(self, phase: str) -> None:
-            progress(phase, self.steps.get(phase, 0), self.steps.pop(phase, 0))
-
-    return Monitor()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from trtconvert import manifest, registry
+from trtconvert import manifest, registry, shapes
 from trtconvert import model as onnx_model
 from trtconvert.attributes import op_title
 from trtconvert.backend import select
 from trtconvert.engine import plugins_in
+from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault
 from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.manifest import IO, Manifest, model_io
@@ -93,7 +94,8 @@ def inspect_model(path: Path, backend: str = "auto") -> ModelReport:
     onnx_model.check(model, path)
     fused = ModelProto()
     fused.CopyFrom(model)
-    found = survey(model, path, chosen)
+    profile, needed = _profile(model)
+    found = survey(model, path, chosen, profile)
     result = fuse_model(fused, path.parent, registry.by_pattern(()))
     return ModelReport(
         str(path),
@@ -106,8 +108,16 @@ def inspect_model(path: Path, backend: str = "auto") -> ModelReport:
         found.nodes,
         found.totals,
         found.faults,
-        [*notices(model, chosen), *found.notes],
+        [*notices(model, chosen), *found.notes, *needed],
         chosen.title,
         result.fusions,
         result.near_misses,
     )
+
+
+def _profile(model: ModelProto) -> tuple[shapes.Profile, list[str]]:
+    """That of a build without --shape, or none and what such a build would ask for."""
+    try:
+        return shapes.profile(model, {}), []
+    except ConvertError as error:
+        return shapes.Profile({}), [f"to build it: {error.what}: {error.fix}"]

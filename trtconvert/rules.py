@@ -128,14 +128,15 @@ def _if_ranks(node: NodeProto, view: GraphView) -> Verdict:
     """TensorRT wants equal ranks, unless it can work the condition out; seen only when it builds."""
     if conditions.known_when_built(view, node):
         return None
-    ranks = []
-    for graph in onnx_model.subgraphs(node):
-        shapes = [v.type.tensor_type for v in graph.output]
-        ranks.append([len(t.shape.dim) if t.HasField("shape") else None for t in shapes])
-    for index, (a, b) in enumerate(zip(*ranks, strict=False) if len(ranks) == 2 else ()):
+    ranks = {}
+    for attribute in node.attribute:
+        shapes = [v.type.tensor_type for v in attribute.g.output]
+        ranks[attribute.name] = [len(t.shape.dim) if t.HasField("shape") else None for t in shapes]
+    pairs = zip(ranks.get("then_branch", ()), ranks.get("else_branch", ()), strict=False)
+    for index, (a, b) in enumerate(pairs):
         if a is not None and b is not None and a != b:
             return (
-                f"its branches return {node.output[index]} with {a} and {b} dimensions, and the condition "
+                f"its branches return {node.output[index]} with {a} (then) and {b} (else) dimensions, and the condition "
                 f"({node.input[0]}) is not known before the run",
                 "let both branches return the same rank (in PyTorch: squeeze(dim) under a condition, write reshape), or "
                 "make the condition follow from fixed shapes with --shape",

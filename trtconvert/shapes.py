@@ -81,7 +81,10 @@ def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = la
     names, a wrong rank, a changed static dimension, and min > opt or opt > max.
     """
     weights = {t.name for t in model.graph.initializer}
-    inputs = {i.name: onnx_graph.describe(i).shape for i in model.graph.input if i.name not in weights}
+    tensors = [
+        i for i in model.graph.input if i.type.WhichOneof("value") in (None, "tensor_type")
+    ]  # others: preflight's
+    inputs = {i.name: onnx_graph.describe(i).shape for i in tensors if i.name not in weights}
     notices: list[str] = []
     carried = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), "")
     if carried and not given:

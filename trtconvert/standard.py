@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnx import FunctionProto, ModelProto, NodeProto
 
-from trtconvert import functions, standard_integers, standard_ops, standard_pooling, standard_scatter
+from trtconvert import functions, standard_integers, standard_ops, standard_pooling, standard_resize, standard_scatter
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.branches import Values
@@ -18,7 +18,8 @@ from trtconvert.faults import Fault
 from trtconvert.graph import GraphView
 from trtconvert.standard_writer import Standard
 
-WRITERS = standard_ops.WRITERS | standard_pooling.WRITERS | standard_scatter.WRITERS | standard_integers.WRITERS
+_MODULES = (standard_integers, standard_ops, standard_pooling, standard_resize, standard_scatter)
+WRITERS = {op: writer for module in _MODULES for op, writer in module.WRITERS.items()}
 BY_HAND, BY_ONNX = "ops that TensorRT has", "the function that ONNX defines for it"
 
 
@@ -69,6 +70,8 @@ def _tried(
 ) -> tuple[str, FunctionProto | None]:
     try:
         return _body(node, view, values, supports)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return BY_HAND, None  # a node that is not as ONNX has it, such as one with too many inputs: the parser says so
     except ConvertError as error:
         name = node.name or next(filter(None, node.output), "")
         reason = error.what.removeprefix(f"{node.op_type} ")

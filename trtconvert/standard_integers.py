@@ -77,8 +77,8 @@ def _rounded(op: Standard, x: str) -> str:
         return op.Round(x)
     half, one = op.tensor(0.5, np.float32), op.tensor(1.0, np.float32)
     y = op.Floor(op.Add(x, half))
-    even = op.Equal(op.Floor(op.Mul(y, half)), op.Mul(y, half))
-    between = op.Equal(op.Sub(y, x), half)
+    differs = [op.Sub(op.Sub(y, x), half), op.Sub(op.Floor(op.Mul(y, half)), op.Mul(y, half))]  # between two; odd
+    between, even = (op.Not(op.Cast(d, to=TensorProto.BOOL)) for d in differs)
     return op.Where(op.And(between, op.Not(even)), op.Sub(y, one), y)
 
 
@@ -183,8 +183,9 @@ def _q_linear_conv(
     column = op.ints(1, -1, *[1] * (rank - 2))
     scale = op.Mul(x_scale, w_scale)
     bias = op.Mul(op.Cast(b, to=TensorProto.FLOAT), scale) if b else ""
-    if all(op.dtype(t) == "int8" and _symmetric(op, z) for t, z in ((x, x_zero), (w, w_zero))):
-        scales = {} if op.sizes(w_scale) in ([], [1]) else {"axis": 0}
+    scales = {} if op.sizes(w_scale) in ([], [1]) else {"axis": 0}  # which came with opset 13
+    symmetric = all(op.dtype(t) == "int8" and _symmetric(op, z) for t, z in ((x, x_zero), (w, w_zero)))
+    if symmetric and (op.opset >= 13 or not scales):
         weights = op.DequantizeLinear(w, w_scale, w_zero, **scales)
         y = op.Conv(op.DequantizeLinear(x, x_scale, x_zero), weights, *filter(None, [bias]), **op.attributes)
         return (op.QuantizeLinear(y, y_scale, y_zero),)

@@ -39,11 +39,15 @@ def _attention(
         heads = [size // count if size and count else None for size, count in zip(heads, counts, strict=True)]
     plain = not (past_k or past_v or lengths or op.wants(1, 2, 3))
     known = {name for name, value in op.attributes.items() if value} <= _ATTENTION
+    rows = [(op.view.info(op.names[x]).shape or [None] * 2)[-2] for x in (q, k)]
+    causal = op.attributes.get("is_causal", 0)
+    aligned = not causal or (rows[0] is not None and rows[0] == rows[1])  # else it matters to which end
     size = heads[0] or 0
     if (
         plain
         and known
-        and not (mask and op.attributes.get("is_causal"))
+        and aligned
+        and not (mask and causal)
         and op.dtype(q) in ("float16", "bfloat16")
         and 32 <= size <= 256
         and heads == [size] * 3
@@ -62,6 +66,7 @@ def _cum_prod(op: Standard, x: str, axis: str) -> Written:
     if rank is None or at is None or sizes is None or sizes[at] is None:
         raise op.refuse("needs a constant axis of known length", "bake the axis with --bake, and fix that dimension")
     n = sizes[at] or 0
+    op.check_table(n, n)
     picked = np.tri(n, k=-1 if op.attributes.get("exclusive") else 0, dtype=bool).T  # [j, i]
     picked = picked[::-1, ::-1] if op.attributes.get("reverse") else picked
     to_last = [*(a for a in range(rank) if a != at % rank), at % rank]
@@ -81,6 +86,7 @@ def _dft(op: Standard, x: str, length: str = "", axis: str = "") -> Written:
     if n is None:
         raise op.refuse("needs a constant length", "bake its inputs with --bake")
     used = min(given, n // 2 + 1 if inverse and onesided else n)
+    op.check_table(used, 2, n, 2)
     matrix = _real_dft_matrix(used, n) if inverse and onesided else _dft_matrix(used, n, onesided, inverse)
     matrix = matrix[:, : sizes[-1]]  # [used, parts, kept, parts of the result]
     to_end = [*(a for a in range(rank - 1) if a != at % rank), at % rank, rank - 1]
@@ -106,6 +112,18 @@ def _real_dft_matrix(used: int, n: int) -> NDArray[np.float64]:
     twice = np.where((k == 0) | (2 * k == n), 1, 2)[:, None]
     angle = 2 * np.pi / n * np.outer(k, np.arange(n))
     return np.stack([np.cos(angle) * twice, -np.sin(angle) * twice], 1)[..., None] / n
+
+
+def _recurrent(op: Standard, x: str, w: str, r: str, b: str = "", lengths: str = "", *rest: str) -> Written:
+    """Of the layout [N, T, ...], which TensorRT reads as [T, N, ...]: transposed before and after. rest: states, peepholes."""
+    if not op.attributes.get("layout"):
+        return None
+    swap = [1, 0, 2]
+    states = [op.Transpose(s, perm=swap) if s else "" for s in rest[:2]]
+    attributes = {name: value for name, value in op.attributes.items() if name != "layout"}
+    inputs = [op.Transpose(x, perm=swap), w, r, b, lengths, *states, *rest[2:]]
+    y, *last = op.several(op.node.op_type, len(op.node.output), *inputs, **attributes)
+    return (op.Transpose(y, perm=[2, 0, 1, 3]), *(op.Transpose(state, perm=swap) for state in last))
 
 
 # --- elementwise -----------------------------------------------------------------------------------------------------
@@ -185,6 +203,7 @@ def _col2im(op: Standard, x: str, image: str, block: str) -> Written:
     free = [int(o) + pads[i] + pads[i + n] - dilations[i] * (int(kernel[i]) - 1) - 1 for i, o in enumerate(out)]
     rest = [f % s for f, s in zip(free, strides, strict=True)]
     count = int(np.prod(kernel))
+    op.check_table(sizes[1], count)
     weight = np.tile(np.eye(count), (sizes[1] // count, 1)).reshape(sizes[1], 1, *kernel)
     blocks = op.Reshape(x, op.ints(0, 0, *(f // s + 1 for f, s in zip(free, strides, strict=True))))
     group = sizes[1] // count
@@ -209,10 +228,13 @@ WRITERS: dict[str, Callable[..., Written]] = {
     "CumProd": _cum_prod,
     "DFT": _dft,
     "Dropout": _dropout,
+    "GRU": _recurrent,
+    "LSTM": _recurrent,
     "LayerNormalization": _layer_norm,
     "MatMul": _matmul,
     "Mod": _mod,
     "OptionalHasElement": _has_element,
+    "RNN": _recurrent,
     "Range": _range,
     "ReduceMax": _reduce_max,
     "ReduceMin": _reduce_min,

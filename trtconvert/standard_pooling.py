@@ -55,6 +55,8 @@ def _windows(op: Standard, x: str) -> _Windows:
     pads, auto = op.attributes.get("pads", [0] * 2 * n), op.attributes.get("auto_pad", "NOTSET")
     if int(np.prod(kernel)) > MAX_OFFSETS:
         raise op.refuse(f"has windows of {kernel}, too many elements to write one by one", "use a smaller window")
+    if auto.startswith("SAME") and _dilated(op):
+        raise op.refuse(f"has auto_pad {auto} with dilations, of which runtimes make different sizes", "give it pads")
     found = []
     for i, (size, k, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
         span = d * (k - 1) + 1
@@ -91,9 +93,26 @@ def _dilated(op: Standard) -> bool:
     return any(d != 1 for d in op.attributes.get("dilations", ()))
 
 
+def _late(op: Standard, x: str) -> bool:
+    """Whether rounding up gives a window that starts behind the data: ONNX leaves it out, TensorRT does not."""
+    sizes = op.sizes(x)
+    if not op.attributes.get("ceil_mode") or sizes is None or None in sizes[2:]:
+        return False
+    w = _windows(op, x)
+    full = [
+        -(-(n + p + q - d * (k - 1) - 1) // s) + 1
+        for n, p, q, d, k, s in zip(w.sizes, w.before, w.behind, w.dilations, w.kernel, w.strides, strict=True)
+    ]
+    return full != w.out
+
+
 def _max_pool(op: Standard, x: str) -> Written:
-    """With dilations, or with the indices of the maxima."""
-    if not (_dilated(op) or op.wants(1)) or op.opset < 11 or not op.dtype(x).startswith(("float", "bfloat")):
+    """With dilations, with the indices of the maxima, or with less windows than TensorRT makes."""
+    if (
+        not (_dilated(op) or op.wants(1) or _late(op, x))
+        or op.opset < 11
+        or not op.dtype(x).startswith(("float", "bfloat"))
+    ):
         return None
     w = _windows(op, x)
     slices = _slices(op, x, w, -np.inf)
@@ -114,8 +133,8 @@ def _max_pool(op: Standard, x: str) -> Written:
 
 
 def _average_pool(op: Standard, x: str) -> Written:
-    """With dilations."""
-    if not _dilated(op) or op.opset < 11:
+    """With dilations, or with less windows than TensorRT makes."""
+    if not (_dilated(op) or _late(op, x)) or op.opset < 11:
         return None
     w = _windows(op, x)
     counts = w.counts(with_padding=bool(op.attributes.get("count_include_pad")))

@@ -9,8 +9,6 @@ import numpy as np
 from trtconvert.model import numpy_dtype
 from trtconvert.standard_writer import Standard, Written
 
-MAX_ELEMENTS = 1 << 24  # of the table of updates by elements that this takes
-
 _COMBINE = {"add": ("ReduceSum", 13, "Add"), "mul": ("ReduceProd", 18, "Mul"), "max": ("ReduceMax", 18, "Max")}
 _COMBINE["min"] = ("ReduceMin", 18, "Min")
 
@@ -18,7 +16,7 @@ _COMBINE["min"] = ("ReduceMin", 18, "Min")
 def _neutral(op: Standard, kind: str, x: str) -> str:
     """What changes nothing when it is added, multiplied or compared."""
     dtype = numpy_dtype(op.dtype(x) or "float32")
-    limits = np.iinfo(dtype) if dtype.kind == "i" else None
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
     values = {"add": 0, "mul": 1, "max": limits.min if limits else -np.inf, "min": limits.max if limits else np.inf}
     return op.like(values[kind], x)
 
@@ -30,14 +28,6 @@ def _combined(op: Standard, kind: str, data: str, hits: str, updates: str, axis:
     return op.node_of(node, data, op.reduce(reduction, chosen, [axis], since=since, keepdims=0))
 
 
-def _check(op: Standard, elements: int) -> None:
-    if elements > MAX_ELEMENTS:
-        raise op.refuse(
-            f"with reduction {op.attributes['reduction']} would take a table of {elements} elements",
-            "scatter fewer at once, without a reduction, or give a plugin for it",
-        )
-
-
 def _scatter_nd(op: Standard, data: str, indices: str, updates: str) -> Written:
     kind = op.attributes.get("reduction", "none")
     if kind == "none":
@@ -45,7 +35,7 @@ def _scatter_nd(op: Standard, data: str, indices: str, updates: str) -> Written:
     sizes, shape = op.known_sizes(data), op.known_sizes(indices)
     depth = shape[-1]
     places, inner, count = (int(np.prod(s)) for s in (sizes[:depth], sizes[depth:], shape[:-1]))
-    _check(op, places * inner * count)
+    op.check_table(count, places, inner)
     rows = op.Reshape(indices, op.ints(count, depth))
     rows = op.Where(op.Less(rows, op.ints(0)), op.Add(rows, op.ints(*sizes[:depth])), rows)
     strides = [int(np.prod(sizes[i + 1 : depth])) for i in range(depth)]
@@ -65,7 +55,7 @@ def _scatter_elements(op: Standard, data: str, indices: str, updates: str) -> Wr
     others = [[n for i, n in enumerate(s) if i != axis] for s in (sizes, shape)]
     if others[0] != others[1]:
         raise op.refuse("with a reduction has indices smaller than the data on other axes", "make them as large")
-    _check(op, int(np.prod(shape)) * sizes[axis])
+    op.check_table(*shape, sizes[axis])
     at, given = (op.unsqueezed(op.moved(x, rank, axis, -1), rank) for x in (indices, updates))
     number = numpy_dtype(op.dtype(indices))
     at = op.Where(op.Less(at, op.tensor(0, number)), op.Add(at, op.tensor(sizes[axis], number)), at)

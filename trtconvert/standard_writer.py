@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from trtconvert.graph import GraphView
 from trtconvert.model import numpy_dtype
 from trtconvert.writer import Outputs, Writer
 
+MAX_TABLE = 1 << 24  # elements of a constant that a writer makes
 Written: TypeAlias = "Outputs | FunctionProto | None"
 
 
@@ -50,6 +52,12 @@ class Standard(Writer):
         dtype = self.dtype(x)
         return self.tensor(value, numpy_dtype(dtype)) if dtype else self.CastLike(self.tensor(value, np.float32), x)
 
+    def check_table(self, *sizes: int) -> None:
+        """ConvertError if a constant of these sizes would be too large to put into a model."""
+        if math.prod(sizes) > MAX_TABLE:
+            shape = " x ".join(map(str, sizes))
+            raise self.refuse(f"would take a table of {shape} elements", "use smaller sizes, or give a plugin for it")
+
     def known_sizes(self, x: str) -> list[int]:
         """The input's dimensions; ConvertError if one is open."""
         sizes = self.sizes(x)
@@ -62,6 +70,13 @@ class Standard(Writer):
         order = [a for a in range(rank) if a != axis % rank]
         order.insert(to % rank, axis % rank)
         return x if order == list(range(rank)) else self.Transpose(x, perm=order)
+
+    def several(self, op_type: str, count: int, *inputs: str, **attributes: Any) -> list[str]:
+        """A node of that type with so many outputs; their names."""
+        self.node_of(op_type, *inputs, **attributes)
+        first = self.nodes[-1].output[0]
+        self.nodes[-1].output.extend(f"{first}_{i}" for i in range(1, count))
+        return list(self.nodes[-1].output)
 
     def unsqueezed(self, x: str, axis: int) -> str:
         """x with one more axis, of size 1; from opset 13 on axes are an input."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-from trtconvert import branches, contrib, importable
+from trtconvert import branches, contrib, importable, shapes, squeezes
 from trtconvert import model as onnx_model
 from trtconvert.attributes import op_title
 from trtconvert.backend import Backend, supports
 from trtconvert.custom import Custom
+from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault
 from trtconvert.lower import Lowered, lower, name_nodes
 
@@ -50,19 +52,20 @@ class Survey:
         return {status: counts[status] for status in STATUSES if counts[status]}
 
 
-def survey(
-    model: ModelProto, source: Path, backend: Backend, shapes: Mapping[str, Sequence[int | None]] | None = None
-) -> Survey:
+def survey(model: ModelProto, source: Path, backend: Backend, profile: shapes.Profile) -> Survey:
     """Lower the model as a build does, ask rules and parser, and tell it by the model's own nodes; nothing is built.
 
-    source: the model's file. shapes: known dimensions of inputs that the model leaves open.
+    source: the model's file. profile: that a build would take.
     """
     model = onnx_model.copy(model)
     onnx_model.adopt_ort_ops(model)
     name_nodes(model)
-    lowered = lower(model, source.parent, supports(backend), shapes, lenient=True, custom=Custom.of(backend))
+    lowered = lower(model, source.parent, supports(backend), profile.fixed, lenient=True, custom=Custom.of(backend))
+    shapes.fix(lowered.model, profile)
+    with suppress(ConvertError):  # then the parser refuses the Squeeze
+        squeezes.settle(lowered.model, source.parent, profile.ranges)
     faults = importable.all_faults(lowered, source, backend)
-    folds = {f.node: f.branch for f in branches.fold(onnx_model.copy(model), source.parent, shapes)}
+    folds = {f.node: f.branch for f in branches.fold(onnx_model.copy(model), source.parent, profile.fixed)}
     told = _Told(model, lowered, faults, folds, backend)
     nodes = [told.report(node, path) for node, path in _walk(model)]
     return Survey(nodes, [fault for fault in faults if fault not in told.used], lowered.notes)
@@ -91,13 +94,14 @@ class _Told:
         self, model: ModelProto, lowered: Lowered, faults: Sequence[Fault], folds: Mapping[str, str], backend: Backend
     ) -> None:
         self.folds, self.title = folds, backend.title
+        self.inside = {n.name for f in model.functions for nodes in onnx_model.function_graphs(f) for n in nodes}
         self.faults: dict[str, Fault] = {}
         for fault in faults:
-            self.faults.setdefault(_original(fault.node), fault)
+            self.faults.setdefault(self._original(fault.node), fault)
         self.used: list[Fault] = []
         self.bodies = {(f.domain, f.name) for f in model.functions}
-        self.plugins = {_original(node.node): node.creator for node in lowered.plugin_nodes}
-        self.left = {(_original(n.name), n.op_type) for n in onnx_model.all_nodes(lowered.model)}
+        self.plugins = {self._original(node.node): node.creator for node in lowered.plugin_nodes}
+        self.left = {(self._original(n.name), n.op_type) for n in onnx_model.all_nodes(lowered.model)}
         self.made = {name for n in onnx_model.all_nodes(lowered.model) for name in n.output if name}
 
     def report(self, node: NodeProto, path: str) -> NodeReport:
@@ -119,13 +123,13 @@ class _Told:
             return "expanded", "its function body is imported"
         if (node.name, node.op_type) in self.left:
             return "native", ""
-        if self.made.isdisjoint(node.output) and "/" not in node.name:  # a function's tensors get new names
+        if self.made.isdisjoint(node.output) and node.name not in self.inside:  # a function's tensors get new names
             return "folded", "computed before the build, or needed only by what is left out of it"
         if contrib.is_contrib(node):
             return "expanded", "onnxruntime's op: written as standard ONNX"
         return "expanded", f"{self.title} has no importer for this form of it: written as other standard ops"
 
-
-def _original(name: str) -> str:
-    """The name before a function's call got its number."""
-    return re.sub(r"(?<=.)__\d+$", "", name) if "/" in name else name
+    def _original(self, name: str) -> str:
+        """A function's node by its name there: a call adds a number to it."""
+        without = re.sub(r"__\d+$", "", name)
+        return without if without in self.inside else name

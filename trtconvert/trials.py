@@ -20,8 +20,9 @@ from trtconvert.errors import ConvertError, NoUsableGpuError
 from trtconvert.fuse import FuseResult, fuse_model
 from trtconvert.inputs import random_feeds
 from trtconvert.manifest import model_io
+from trtconvert.monitor import Progress
 from trtconvert.neighbourhood import Cut, Surroundings
-from trtconvert.network import Made, Maker, Progress
+from trtconvert.network import Made, Maker
 from trtconvert.op import Op
 from trtconvert.rewrite import Fusion
 from trtconvert.shapes import Profile

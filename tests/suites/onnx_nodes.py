@@ -1,19 +1,22 @@
-"""ONNX's own node tests (onnx.backend.test.case.node) through `build`: built, explained, crashed, by op and reason.
+"""ONNX's own node tests (onnx.backend.test.case.node) through `build`: what was built, what was refused and why.
 
     python -m tests.suites.onnx_nodes [--only REGEX] [--plain] [--check-lowered] [--run] [--output FILE.md]
 
-Each model is built for one target by TensorRT-RTX in a child process, which may crash or hang without harm. Where a
-shape, an axis, a length or the like is an input, the test's own value of it is baked in, as `--bake NAME=VALUE` does; dynamic
-inputs get the shapes of the test's data. --plain does the same with TensorRT's parser and builder alone, on the same files, for
-comparison. --check-lowered runs the model that the parser is given on the test's inputs in onnxruntime or ONNX's reference
-evaluator, and compares with the expected outputs: what was rewritten still computes the same. --run does so with the engines, on
-a GPU.
+Each model is built for one GPU architecture, in a child process that may crash or hang without harm. Where a shape, an axis,
+a length or the like is an input, the test's own value of it is baked in, as `--bake NAME=VALUE` does; open dimensions get
+the sizes of the test's data, as `--shape` does.
+
+--plain: TensorRT's parser and builder alone too, on the same files as they are. --check-lowered: what TensorRT's parser is
+given also runs in onnxruntime (or in ONNX's reference evaluator, where that has no kernel) on the test's inputs, and is
+compared with the outputs that the test expects: rewritten nodes still compute the same. --run: so does the engine, which
+needs a GPU. Elements count as equal within the test's tolerance, a tensor also when it is near as a whole (see attempts.NEAR).
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 import time
 import warnings
 from collections import Counter
@@ -38,13 +41,13 @@ WORKERS = 2
 # Inputs, by their names in ONNX' schemas, that say how large something is, or along which axis: parameters, not data.
 PARAMETERS = frozenset(
     (
-        "K", "axes", "block_shape", "image_shape", "axis", "depth", "dft_length", "ends", "frame_length", "frame_step", "k",
-        "output_shape", "pads", "repeats", "roi", "scales", "shape", "size", "sizes", "split", "starts", "steps",
-        "start", "limit", "delta", "num_mel_bins", "sample_rate", "lower_edge_hertz", "upper_edge_hertz",
-        "max_output_boxes_per_class", "iou_threshold", "score_threshold", "ratio", "training_mode", "M",
+        "K", "M", "axes", "axis", "block_shape", "delta", "depth", "dft_length", "ends", "frame_length", "frame_step",
+        "image_shape", "iou_threshold", "k", "limit", "lower_edge_hertz", "max_output_boxes_per_class", "num_mel_bins",
+        "output_shape", "pads", "ratio", "repeats", "roi", "sample_rate", "scales", "score_threshold", "shape", "size",
+        "sizes", "split", "start", "starts", "steps", "training_mode", "upper_edge_hertz",
     )
 )  # fmt: skip
-OF_OPS = {("ConstantOfShape", "input")}
+OF_OPS = {("ConstantOfShape", "input")}  # op and input
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one case. outcome: built, explained, crashed, traceback or hang; baked: inputs turned into constants."""
+    """What came of one case. outcome: built, explained, crash, traceback or hang."""
 
     name: str
     op: str
-    outcome: str
-    reason: str = ""
-    where: str = ""
-    baked: tuple[str, ...] = ()
-    checks: tuple[tuple[str, str], ...] = ()  # lowered or engine, and "equal" or how it differs
+    answer: attempts.Answer
 
 
 # --- cases ---------------------------------------------------------------------------------------------------------
@@ -165,36 +164,75 @@ def run_all(found: Sequence[Case], attempt: attempts.Attempt, workers: int = WOR
 
 
 def _row(case: Case, status: str, answer: Any) -> Row:
-    if status == "ok":
-        return Row(case.name, case.op, *answer)
     if status == "error":
-        return Row(case.name, case.op, "traceback", answer)
-    return Row(case.name, case.op, "hang" if "took over" in answer else "crashed", answer)
+        answer = attempts.Answer("traceback", answer)
+    elif status == "crash":
+        answer = attempts.Answer("hang" if "took over" in answer else "crash", answer)
+    return Row(case.name, case.op, answer)
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
 
 
+def report(rows: Sequence[Row], seconds: float) -> str:
+    """Markdown: what was not built, by outcome, op and reason; what differs; counts."""
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row.answer.outcome != "built":
+            key = (row.answer.outcome, row.op, _short(row.answer.reason))
+            reasons.setdefault(key, []).append(row.name)
+    lines = ["| outcome | op | reason | models | one of them |", "|---|---|---|---|---|"]
+    for (outcome, op, reason), names in sorted(reasons.items(), key=lambda item: (item[0][0], -len(item[1]), item[0])):
+        lines.append(f"| {outcome} | {op} | {reason} | {len(names)} | {names[0]} |")
+    differing = [(row.name, *check) for row in rows for check in row.answer.checks if check[1] != "equal"]
+    if differing:
+        lines += ["", "| model | what ran | difference |", "|---|---|---|"]
+        lines += [f"| {name} | {which} | {difference} |" for name, which, difference in differing]
+    return "\n".join([*lines, "", *_counts(rows), f"{seconds:.0f} s", ""])
+
+
+def _short(reason: str) -> str:
+    """One line, without what differs between models of one kind."""
+    line = (reason.splitlines() or [""])[0].replace("|", "/")
+    line = re.sub(r"\"[^\"]*\"|'[^']*'", "...", line)
+    return line if len(line) <= 160 else line[:157] + "..."
+
+
+def _counts(rows: Sequence[Row]) -> Iterator[str]:
+    outcomes = Counter(row.answer.outcome for row in rows)
+    yield f"{len(rows)} models: " + ", ".join(
+        f"{outcomes[name]} {name}" for name in ("built", "explained", "crash", "traceback", "hang")
+    )
+    if any(row.answer.plain for row in rows):
+        yield f"TensorRT's parser and builder alone: {sum(row.answer.plain == 'built' for row in rows)} built"
+    for which in ("lowered", "engine"):
+        found = Counter(result == "equal" for row in rows for name, result in row.answer.checks if name == which)
+        if found:
+            yield f"{which}: {found[True]} of {found.total()} compute what the test expects"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.suites.onnx_nodes", description=__doc__)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--check-lowered", action="store_true")
-    parser.add_argument("--run", action="store_true")
+    """The command line; exit code 1 if a process crashed, hung or let an exception through."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.suites.onnx_nodes", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--only", default="", metavar="REGEX", help="tests whose name matches")
+    parser.add_argument("--plain", action="store_true", help="TensorRT's parser and builder alone too")
+    parser.add_argument("--check-lowered", action="store_true", help="run what the parser is given in onnxruntime")
+    parser.add_argument("--run", action="store_true", help="run the engines, on a GPU")
+    parser.add_argument("--target", default="", help="GPU architecture (default: this GPU's, or sm_89)")
     parser.add_argument("--workers", type=int, default=WORKERS)
-    parser.add_argument("--dump", type=Path)
+    parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the tables there too")
     given = parser.parse_args()
     started = time.monotonic()
-    found = cases(given.only)
-    attempt = attempts.Attempt("" if given.run else "sm_89", given.plain, given.check_lowered, given.run)
-    rows = list(run_all(found, attempt, given.workers))
-    if given.dump:
-        import dataclasses
-        import json
-
-        given.dump.write_text(json.dumps([dataclasses.asdict(r) for r in rows]))
-    print(Counter(r.outcome for r in rows), f"{time.monotonic() - started:.0f} s")
-    print(Counter(c[1][:40] for r in rows for c in r.checks).most_common(30))
+    target = given.target or ("" if given.run else "sm_89")
+    attempt = attempts.Attempt(target, given.plain, given.check_lowered, given.run)
+    rows = list(run_all(cases(given.only), attempt, given.workers))
+    text = report(rows, time.monotonic() - started)
+    print(text, end="")
+    if given.output:
+        given.output.write_text(text, encoding="utf-8")
+    sys.exit(any(row.answer.outcome in ("crash", "traceback", "hang") for row in rows))
 
 
 if __name__ == "__main__":

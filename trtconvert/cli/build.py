@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trtconvert.build import BuildResult
 
 CHOICES_SHOWN = 8
+TENSORS_SHOWN = 8
 
 
 @click.command()
@@ -143,6 +144,11 @@ def _report(result: BuildResult) -> None:
     click.echo(f"plan      {result.plan} ({show.megabytes(described.plan_bytes)})")
     click.echo(f"manifest  {result.plan}.json")
     click.echo(f"backend   {described.backend_title} for {', '.join(described.targets)}")
+    for side, tensors in (("input", described.engine_inputs), ("output", described.engine_outputs)):
+        for io in tensors[:TENSORS_SHOWN]:
+            click.echo(f"{side:9} {io.name}: {io.dtype} {show.shape(io.shape)}")
+        if tensors[TENSORS_SHOWN:]:
+            click.echo(f"{side:9} and {len(tensors) - TENSORS_SHOWN} more, see the manifest")
     names = [f"{plugin.name} x{len(plugin.nodes)}" for plugin in described.plugins]
     click.echo(f"plugins   {', '.join(names) or 'none'}  ({len(result.fusions)} fused)")
     for line in _choices(result):

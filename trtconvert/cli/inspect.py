@@ -50,7 +50,7 @@ def _model(report: ModelReport) -> None:
     line("model", f"{report.path} ({report.producer}; opset {report.opset}, IR {report.ir_version})")
     for side, tensors in (("input", report.inputs), ("output", report.outputs)):
         for io in tensors:
-            line(side, f"{io.name}: {io.dtype.replace('object', 'string')} {_shape(io.shape)}")
+            line(side, f"{io.name}: {io.dtype.replace('object', 'string')} {show.shape(io.shape)}")
     line("ops", ", ".join(f"{op} x{count}" for op, count in report.ops.items()))
     line("nodes", f"{', '.join(f'{count} {status}' for status, count in report.totals.items())}, by {report.backend}")
     for (status, detail), nodes in _kinds(report.nodes).items():
@@ -103,7 +103,7 @@ def _plan(report: PlanReport) -> None:
         click.echo(f"targets   {', '.join(described.targets)}")
         for side, tensors in (("input", described.engine_inputs), ("output", described.engine_outputs)):
             for io in tensors:
-                click.echo(f"{side:9} {io.name}: {io.dtype} {_shape(io.shape)}")
+                click.echo(f"{side:9} {io.name}: {io.dtype} {show.shape(io.shape)}")
         for title, ranges in (*(("profile", profile) for profile in described.profiles), ("values", described.values)):
             for name, sizes in ranges.items():
                 points = ", ".join(f"{p} {'x'.join(map(str, sizes[p]))}" for p in ("min", "opt", "max"))
@@ -122,7 +122,3 @@ def _plan(report: PlanReport) -> None:
         click.echo(
             f"verified  {'passed' if last['passed'] else 'FAILED'} on {last['date']}, {last['machine']} ({engine})"
         )
-
-
-def _shape(shape: list[int | str | None] | None) -> str:
-    return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]" if shape is not None else "unknown rank"

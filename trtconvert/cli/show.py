@@ -39,3 +39,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def megabytes(size: int) -> str:
     """A file size for people."""
     return f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+
+
+def shape(dims: Sequence[int | str | None] | None) -> str:
+    """`[N, 3, ?]`; what is not known as a question mark."""
+    return "[" + ", ".join("?" if d is None else str(d) for d in dims) + "]" if dims is not None else "unknown rank"
