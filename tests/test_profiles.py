@@ -472,6 +472,21 @@ def test_what_must_be_a_constant(node: NodeProto, inputs: Inputs, name: str, tmp
     built(path, a={"ReduceSum": [1], "Unsqueeze": [0], "Resize": [1.0, 2.0], "OneHot": 4}[node.op_type])
 
 
+def test_missing_values_beside_an_if(tmp_path: Path) -> None:
+    """What TensorRT asks for is said, not what an If that it takes as it is might be settled with."""
+    value = helper.make_tensor_value_info
+    branches = [
+        helper.make_graph([N(op, ["r"], [op])], op, [], [value(op, F, [None, None])]) for op in ("Neg", "Identity")
+    ]
+    nodes = [
+        N("Reshape", ["x", "s"], ["r"]),
+        N("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    path = save(tmp_path, nodes, {"x": (F, ["N", 4]), "s": (INT, [2]), "c": (TensorProto.BOOL, [])})
+    assert "--value s=" in refusal(path, X)
+    built(path, X, values=["s=1x4,2x4,8x4"])
+
+
 # --- verify and inspect --------------------------------------------------------------------------------------------
 
 

@@ -125,7 +125,7 @@ def build(
 def _profile(proto: ModelProto, folder: Path, options: BuildOptions) -> tuple[shapes.Profile, dict[str, str]]:
     """Shapes and values of the inputs, checked against the model; the points at which they need not fit, and why."""
     given = {**shape_values.implied(proto, options.values), **options.shapes}
-    found = shapes.profile(proto, given, lambda: sizes.propose(proto, folder, given))
+    found = shapes.profile(proto, given, lambda: sizes.propose(proto, folder, given, options.values))
     shape_values.check(proto, options.values, found.fixed)
     profile, misfits = fit.settle(proto, folder, dataclasses.replace(found, values=options.values))
     return profile, {misfit.point: str(misfit) for misfit in misfits}

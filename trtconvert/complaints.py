@@ -8,6 +8,7 @@ import re
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
+from trtconvert import inference
 from trtconvert.errors import ConvertError
 
 _PLACE = re.compile(r"\(op_type:\s*(\w+)(?:,? node name:\s*([^)]*))?\):\s*")
@@ -82,7 +83,7 @@ def _known(op_type: str) -> str:
 def _types(node: NodeProto, bare: ModelProto) -> str:
     """Which input differs, and the Cast that would mend it."""
     known = {t.name: t.data_type for t in bare.graph.initializer}
-    inferred = onnx.shape_inference.infer_shapes(bare, strict_mode=False)
+    inferred = inference.infer(bare)
     for value in (*inferred.graph.input, *inferred.graph.value_info):
         known.setdefault(value.name, value.type.tensor_type.elem_type)
     types = [(name, known[name]) for name in node.input if known.get(name)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert import adapter, contract, creators, diagnosis, gpu, launch, libraries, manifest
+from trtconvert import adapter, contract, creators, diagnosis, gpu, launch, libraries, manifest, surroundings
 from trtconvert.backend import Backend, Log, logger, select
 from trtconvert.bound import Bound
 from trtconvert.errors import ConvertError, NoUsableGpuError
@@ -164,18 +163,10 @@ def _load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
             fix=f"build with --target {here.arch}, if {backend.title} supports it",
         )
     if re.search(r"[Vv]ersion tag does not match|magic ?[Tt]ag|serialization.*version|incompatible.*version", text):
+        loaded = ", ".join(map(str, surroundings.loaded().values())) or "library unknown"
         return ConvertError(
-            f"the plan was built by another TensorRT; running here: {backend.title} ({loaded_libraries() or 'library unknown'})",
+            f"the plan was built by another TensorRT; running here: {backend.title} ({loaded})",
             where=str(path),
             fix="build it again with the TensorRT that runs it, or run it where it was built",
         )
     return ConvertError(f"{backend.title} cannot load the plan: {diagnosis.plain(log.cause())}", where=str(path))
-
-
-def loaded_libraries() -> str:
-    """Paths of the TensorRT libraries that this process has loaded."""
-    with suppress(OSError):
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-        found = re.findall(r"(/\S*/lib(?:nvinfer|tensorrt_rtx)\.so\S*)", maps)
-        return ", ".join(dict.fromkeys(found))
-    return ""

@@ -7,7 +7,7 @@ neither can tell is left to TensorRT: no model is refused by mistake.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from trtconvert import graph as onnx_graph
-from trtconvert import misfit, reference, sizes
+from trtconvert import inference, misfit, reference, sizes
 from trtconvert import model as onnx_model
 from trtconvert.errors import ConvertError
 from trtconvert.graph import GraphView
@@ -29,6 +29,7 @@ from trtconvert.shapes import Profile, Range
 
 _MANY = 30_000  # nodes, above which only opt is evaluated
 _LARGEST = 1 << 27  # elements of all tensors up to the suspect, above which onnxruntime is not run
+_SUSPECTS = 4  # that onnxruntime is asked about at a point
 _SUSPECT = "trtconvert.suspect"
 
 
@@ -113,7 +114,7 @@ def _fix(model: ModelProto, folder: Path, profile: Profile, points: Sequence[str
         flags = [f"--shape {name}={_opt_at(given, points)}" for name, given in profile.ranges.items()]
         flags += [f"--value {name}={_opt_at(given, points)}" for name, given in profile.values.items()]
         return f"give sizes that fit, such as those of opt: {' '.join(flags)}"
-    proposed = sizes.propose(model, folder, {})
+    proposed = sizes.propose(model, folder, {}, profile.values)
     if proposed:
         flags = [f"--shape {name}={given}" for name, given in proposed.items()]
         return f"give sizes that fit; onnxruntime runs the model at these: {' '.join(flags)}"
@@ -137,23 +138,24 @@ class _Model:
         """The first misfit at the point."""
         fixed = self._fixed(point)
         shapes, broken = _infer(fixed)
-        odd = _odd(fixed.graph, shapes)
-        suspects = [*([broken] if broken else []), *([(odd, "")] if odd is not None else [])]
-        if not suspects:
-            return None
-        index, reason = min(suspects)
-        node = self.model.graph.node[index]
+        suspects = sorted([*([broken] if broken else []), *((index, "") for index in _odd(fixed.graph, shapes))])
+        for index, reason in suspects[:_SUSPECTS]:
+            inputs = self.model.graph.node[index].input
+            if all(name in shapes for name in inputs if name) and self._refused(index, point, shapes):
+                return self._told(self.model.graph.node[index], reason, shapes, (point, opt))
+        return None
+
+    def _told(self, node: NodeProto, reason: str, shapes: Mapping[str, Dims], points: tuple[Point, Point]) -> Misfit:
+        """What is wrong with the node; points: the one that it is wrong at, and opt."""
         operands = [name for name in node.input if name]
-        known = [shapes[name] for name in operands if name in shapes]
-        if len(known) < len(operands) or not self._refused(index, point, shapes):
-            return None
+        known = [shapes[name] for name in operands]
         attributes = GraphView(self.model.graph, {}, onnx_model.opset(self.model)).attributes(node)
         made = shapes.get(node.output[0])
         blame = misfit.explain(node.op_type, attributes, known, made) or misfit.anything(known, reason)
         got = ", ".join(f"{name} {list(shapes[name])}" for name in operands)
         title = node.name or node.output[0]
-        sure = self._sure(operands, blame.groups, point, opt)
-        return Misfit(point.name, f"node {title} ({node.op_type}), which gets {got}", blame.reason, sure)
+        sure = self._sure(operands, blame.groups, *points)
+        return Misfit(points[0].name, f"node {title} ({node.op_type}), which gets {got}", blame.reason, sure)
 
     def _fixed(self, point: Point) -> ModelProto:
         """A copy to infer with: inputs of these shapes and values."""
@@ -257,7 +259,7 @@ def _infer(fixed: ModelProto) -> tuple[dict[str, Dims], tuple[int, str] | None]:
     the reason."""
     broken = None
     try:
-        graph = onnx.shape_inference.infer_shapes(fixed, strict_mode=True, data_prop=True).graph
+        graph = inference.infer(fixed, strict_mode=True, data_prop=True).graph
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         named = re.search(r"node name: #(\d+)#\)(.*)", str(error))
         broken = named and (int(named[1]), named[2].split("]")[-1].strip(" :"))
@@ -273,21 +275,20 @@ def _infer(fixed: ModelProto) -> tuple[dict[str, Dims], tuple[int, str] | None]:
 
 def _leniently(model: ModelProto) -> GraphProto:
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        return inference.infer(model, data_prop=True).graph
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
         return model.graph
 
 
-def _odd(graph: GraphProto, shapes: Mapping[str, Dims]) -> int | None:
-    """Index in the model of the first node that ONNX's inference lets pass although it cannot run: a kernel larger than what it
-    runs over, a Reshape to another number of elements."""
+def _odd(graph: GraphProto, shapes: Mapping[str, Dims]) -> Iterator[int]:
+    """Indices in the model of nodes that ONNX's inference lets pass although they may not run: a kernel larger than what it runs
+    over, a Reshape to another number of elements."""
     for node in graph.node:
         if node.op_type not in (*misfit.WINDOWS, "Reshape") or any(name and name not in shapes for name in node.input):
             continue
         operands = [shapes[name] for name in node.input if name]
         if misfit.explain(node.op_type, onnx_model.attribute_values(node), operands, shapes.get(node.output[0])):
-            return int(node.name.strip("#"))
-    return None
+            yield int(node.name.strip("#"))
 
 
 # --- the part of the model up to a node ----------------------------------------------------------------------------

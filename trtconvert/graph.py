@@ -24,7 +24,7 @@ from onnx import (
 )
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert import contrib
+from trtconvert import contrib, inference
 from trtconvert.model import (
     STANDARD_DOMAINS,
     all_graphs,
@@ -296,7 +296,7 @@ def infer(model: ModelProto, shapes: Known = NOTHING) -> dict[int, dict[str, Ten
             if given is not None:
                 dim.dim_value = given
     try:
-        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+        inferred = inference.infer(bare, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
         inferred = bare
     result = {}

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
+from trtconvert import inference
+
 _UNKNOWN = "trtconvert.unknown"  # of nodes that the checker is not to judge
 
 
@@ -49,9 +51,9 @@ def allow_ranks(bare: ModelProto) -> None:
 def check(bare: ModelProto) -> None:
     """onnx.checker with full_check. Where it ends at a tensor without a type, which is what custom ops make, shapes are left
     unchecked: TensorRT's parser asks the plugin for them. Raises onnx's own errors."""
+    onnx.checker.check_model(bare)
     try:
-        onnx.checker.check_model(bare, full_check=True)
+        inference.infer(bare, strict_mode=True, check_type=True)  # as the checker's full_check
     except onnx.shape_inference.InferenceError as error:
         if "expected to have type but instead is null" not in str(error):
             raise
-        onnx.checker.check_model(bare)

@@ -15,7 +15,7 @@ from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
 from trtconvert.graph import describe
 
-SCHEMA = 2  # 2: fusions are chosen; an older reader would fuse those left native as well
+SCHEMA = 3  # 2: fusions are chosen; 3: inputs may be baked. An older reader would verify another model
 
 
 @dataclass(frozen=True)

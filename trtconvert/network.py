@@ -119,6 +119,8 @@ class Maker:
             lowered.notes.extend(notices(model, self.backend))
             plan = network.build(profile, progress)
             return Made(lowered, network.inputs, network.outputs, plan, network.notes, network.unfit)
+        except shape_values.MissingValuesError:
+            raise
         except ConvertError as error:
             advice = conditions.advice(lowered.model, self.source.parent, profile.ranges)
             if not advice:

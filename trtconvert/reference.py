@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert import attributes, creators, registry, wishes
+from trtconvert import attributes, creators, inference, registry, wishes
 from trtconvert.errors import ConvertError
 from trtconvert.functions import inline_local
 from trtconvert.manifest import Manifest
@@ -77,4 +76,4 @@ def run(
 def evaluator(model: ModelProto) -> ReferenceEvaluator:
     """ONNX's reference evaluator. Ops that ONNX defines by functions of their context need types, and no function of
     ours around them."""
-    return ReferenceEvaluator(onnx.shape_inference.infer_shapes(inline_local(copy(model))))
+    return ReferenceEvaluator(inference.infer(inline_local(copy(model))))

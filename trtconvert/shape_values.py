@@ -20,6 +20,10 @@ _LIMITS = {"int32": 2**31, "int64": 2**63}
 _SMALL = 64  # elements of an input that may be meant as a constant
 
 
+class MissingValuesError(ConvertError):
+    """TensorRT asks for the values of inputs."""
+
+
 def parse(texts: Sequence[str]) -> dict[str, Range]:
     """`NAME=MIN,OPT,MAX` or one for all three, each the tensor's values with x between them, as in s=1x4,2x4,8x4."""
     values = {}
@@ -90,7 +94,7 @@ def _check_one(name: str, values: Range, count: int, limit: int) -> None:
 
 
 def require(shape_tensors: Sequence[IO], given: Mapping[str, Range]) -> list[str]:
-    """Notes on values that TensorRT has no use for. shape_tensors: the inputs that TensorRT says are such. ConvertError
+    """Notes on values that TensorRT has no use for. shape_tensors: the inputs that TensorRT says are such. MissingValuesError
     names those without values."""
     missing = [io for io in shape_tensors if io.name not in given]
     if missing:
@@ -98,7 +102,7 @@ def require(shape_tensors: Sequence[IO], given: Mapping[str, Range]) -> list[str
         baked = [f"--bake {io.name}=VALUE" for io in missing]
         named = ", ".join(f"{io.name!r} ({io.dtype} {io.shape})" for io in missing)
         it, constants = ("it", "a constant") if len(missing) == 1 else ("them", "constants")
-        raise ConvertError(
+        raise MissingValuesError(
             f"the values of input{'s' * (len(missing) > 1)} {named} decide shapes in the model: TensorRT has to know them "
             "at min, opt and max",
             fix=f"give the values, with your own numbers: {' '.join(flags)}\n"

@@ -25,6 +25,7 @@ LIKELY = (256, 64, 512, 48, 32, 1, 224, 128, 1024, 16, 160, 16000, 2)  # in the 
 MAX_BATCH = 16
 SPREAD = 4  # opt is so many times min, and max so many times opt, where the model runs at these
 MAX_TRIALS, MAX_SECONDS = 150, 15.0
+_NO_VALUES: Mapping[str, Range] = {}
 MAX_ELEMENTS = 1 << 27  # of an input
 
 
@@ -33,14 +34,16 @@ def _key(name: str, axis: int, dim: int | str | None) -> Key:
     return dim if isinstance(dim, str) else (name, axis)
 
 
-def propose(model: ModelProto, folder: Path, given: Mapping[str, Range]) -> dict[str, Range]:
+def propose(
+    model: ModelProto, folder: Path, given: Mapping[str, Range], values: Mapping[str, Range] = _NO_VALUES
+) -> dict[str, Range]:
     """Shapes of all dynamic inputs at which the model runs on random data; none where it runs at none that were tried, or not at
     all. The given ones stay.
 
-    folder: of external data.
+    folder: of external data. values: of shape tensors.
     """
     try:
-        trials = _Trials(model, folder, {name: r.opt for name, r in given.items()})
+        trials = _Trials(model, folder, {n: r.opt for n, r in given.items()}, {n: r.opt for n, r in values.items()})
     except Exception:  # noqa: BLE001  # onnxruntime's errors have no base of their own: what it cannot load it cannot try
         return {}
     opt = trials.first(trials.guesses())
@@ -50,7 +53,14 @@ def propose(model: ModelProto, folder: Path, given: Mapping[str, Range]) -> dict
 class _Trials:
     """Runs one model at sizes, as long as trials and time last."""
 
-    def __init__(self, model: ModelProto, folder: Path, fixed: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        folder: Path,
+        fixed: Mapping[str, Sequence[int]],
+        values: Mapping[str, Sequence[int]],
+    ) -> None:
+        self.values = values
         declared = model_io(model, "input")
         named = {d: s for io in declared for d, s in zip(io.shape or (), fixed.get(io.name, ()), strict=False)}
         self.inputs = [IO(io.name, io.dtype, _known(io, fixed, named)) for io in declared]
@@ -81,7 +91,10 @@ class _Trials:
         if any(math.prod(shape) > MAX_ELEMENTS for shape in shapes.values()):
             return False
         try:
-            self.session.run(None, {io.name: random_array(random, io.dtype, shapes[io.name]) for io in self.inputs})
+            feeds = {io.name: random_array(random, io.dtype, shapes[io.name]) for io in self.inputs}
+            for name, values in self.values.items():
+                feeds[name] = np.array(values, feeds[name].dtype).reshape(shapes[name])
+            self.session.run(None, feeds)
         except Exception:  # noqa: BLE001  # see propose
             return False
         return True

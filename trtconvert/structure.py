@@ -26,20 +26,22 @@ def settle(model: ModelProto, where: str) -> None:
         raise ConvertError("the model has no nodes: there is nothing to build", where=where, fix="export it again")
     _check_versions(model, where)
     _check_domains(model, where)
-    for graph in _graphs(model.graph):
+    for graph in graphs(model.graph):
         _check_writers(graph, where)
         _sort(graph, where)
 
 
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+def graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """The graph and every graph inside its nodes, however deep."""
     waiting = [graph]
     while waiting:  # no recursion: a file may nest graphs deeper than Python calls
         found = waiting.pop()
         yield found
-        waiting += [inner for node in found.node for inner in _inside(node)]
+        waiting += [inner for node in found.node for inner in inside(node)]
 
 
-def _inside(node: NodeProto) -> Iterator[GraphProto]:
+def inside(node: NodeProto) -> Iterator[GraphProto]:
+    """The graphs that the node holds."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -85,8 +87,8 @@ def _check_domains(model: ModelProto, where: str) -> None:
 
 def _inner(nodes: Iterator[NodeProto]) -> Iterator[Iterator[NodeProto]]:
     for node in nodes:
-        for graph in _inside(node):
-            yield from (found.node for found in _graphs(graph))
+        for graph in inside(node):
+            yield from (found.node for found in graphs(graph))
 
 
 def _check_writers(graph: GraphProto, where: str) -> None:
@@ -135,8 +137,8 @@ def _sort(graph: GraphProto, where: str) -> None:
 def _reads(node: NodeProto) -> set[str]:
     """What the node needs; what its subgraphs read of other graphs among it."""
     names = set(node.input)
-    for graph in _inside(node):
-        for inner in _graphs(graph):
+    for graph in inside(node):
+        for inner in graphs(graph):
             names |= {name for found in inner.node for name in found.input} | {o.name for o in inner.output}
     return names - {""}
 
