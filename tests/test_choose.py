@@ -21,6 +21,7 @@ from trtconvert.choose import Choice, choice, choose, policy
 from trtconvert.fuse import FuseResult, fuse_model
 from trtconvert.gpu import Gpu
 from trtconvert.neighbourhood import Surroundings
+from trtconvert.network import Maker
 from trtconvert.reference import run as run_reference
 from trtconvert.rewrite import Fusion
 from trtconvert.shapes import Range
@@ -562,8 +563,16 @@ def test_equal_neighbourhoods_are_measured_once(clocked: Any, tmp_path: Path) ->
     assert len(clock.measured) == 3 + 1
 
 
-def test_what_tensorrt_cannot_build_alone_is_kept(clocked: Any) -> None:
-    """Its importer refuses a LayerNormalization of more than one output."""
+def test_what_tensorrt_cannot_build_alone_is_kept(clocked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a TensorRT whose builder refuses the LayerNormalization that the plugin takes in."""
+    make = Maker.make
+
+    def refusing(self: Maker, model: Any, *rest: Any) -> Any:
+        if any(node.op_type == "LayerNormalization" for node in model.graph.node):
+            raise ConvertError("no such layer")
+        return make(self, model, *rest)
+
+    monkeypatch.setattr(Maker, "make", refusing)
     model = CORPUS / "a35_op_mean_invstd_unused.onnx"
     result, clock = clocked(lambda name, plan: 10.0, model=model)
     assert clock.measured == []
