@@ -125,7 +125,9 @@ class Maker:
             advice = conditions.advice(lowered.model, self.source.parent, profile.ranges)
             if not advice:
                 raise
-            raise ConvertError(error.what, where=error.where, fix=advice) from error
+            raise ConvertError(
+                error.what, where=error.where, fix=f"{error.fix}\n  or: {advice}" if error.fix else advice
+            ) from error
 
 
 def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:
