@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from trtconvert import branches
 from trtconvert.contrib_ops import normalize
-from trtconvert.standard_writer import Standard, Written
+from trtconvert.standard.writer import Standard, Written
 from trtconvert.writer import Outputs
 
 # --- normalisations and attention ------------------------------------------------------------------------------------

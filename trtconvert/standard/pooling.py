@@ -10,7 +10,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert.standard_writer import Standard, Written
+from trtconvert.standard.writer import Standard, Written
 
 MAX_OFFSETS = 256  # of one window
 

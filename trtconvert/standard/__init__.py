@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnx import FunctionProto, ModelProto, NodeProto
 
-from trtconvert import functions, standard_integers, standard_ops, standard_pooling, standard_resize, standard_scatter
+from trtconvert import functions
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.branches import Values
@@ -16,9 +16,10 @@ from trtconvert.calls import Calls
 from trtconvert.errors import ConvertError
 from trtconvert.faults import Fault
 from trtconvert.graph import GraphView
-from trtconvert.standard_writer import Standard
+from trtconvert.standard import integers, ops, pooling, resize, scatter
+from trtconvert.standard.writer import Standard
 
-_MODULES = (standard_integers, standard_ops, standard_pooling, standard_resize, standard_scatter)
+_MODULES = (integers, ops, pooling, resize, scatter)
 WRITERS = {op: writer for module in _MODULES for op, writer in module.WRITERS.items()}
 BY_HAND, BY_ONNX = "ops that TensorRT has", "the function that ONNX defines for it"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert.standard_writer import Standard, Written
+from trtconvert.standard.writer import Standard, Written
 
 Array = NDArray[np.float64]
 # What TensorRT has.

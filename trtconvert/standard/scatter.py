@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from trtconvert.model import numpy_dtype
-from trtconvert.standard_writer import Standard, Written
+from trtconvert.standard.writer import Standard, Written
 
 _COMBINE = {"add": ("ReduceSum", 13, "Add"), "mul": ("ReduceProd", 18, "Mul"), "max": ("ReduceMax", 18, "Max")}
 _COMBINE["min"] = ("ReduceMin", 18, "Min")

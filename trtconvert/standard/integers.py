@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from trtconvert import model as onnx_model
-from trtconvert.standard_writer import Standard, Written
+from trtconvert.standard.writer import Standard, Written
 
 _LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
 _EXACT = 1 << 24  # whole numbers up to this are exact in float32
