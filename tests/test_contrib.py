@@ -446,7 +446,7 @@ def test_a_plugin_of_that_name_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("FusedConv", ["x", "w"], ["y"], {"activation": "Clip"}, "with parameters"),
         ("SkipSimplifiedLayerNormalization", ["x", "x", "w"], ["y", "mean"], {}, "output 'mean'"),
         ("BiasGelu", ["x"], ["y"], {}, "has 1 inputs, onnxruntime defines 2 to 2"),
-        ("BiasGelu", ["x", ""], ["y"], {}, "lacks one of its first 2 inputs"),
+        ("LayerNormalization", ["x", "", "b"], ["y"], {}, "lacks an input that it needs"),
         ("Attention", ["x", "w"], ["y"], {"num_heads": 2}, "level BASIC"),
     ],
 )

@@ -93,8 +93,6 @@ def _body(node: NodeProto, opset: int, known: Known) -> FunctionProto:
         raise op.refuse(
             f"has {len(node.input)} inputs, onnxruntime defines {required} to {len(parameters)}", "export it again"
         )
-    if not all(node.input[:required]):
-        raise op.refuse(f"lacks one of its first {required} inputs, which onnxruntime needs", "export it again")
     outputs = writer(op, *op.inputs())
     for name, made in zip_longest(node.output, outputs, fillvalue=""):
         if name and not made:

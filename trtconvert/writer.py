@@ -58,11 +58,17 @@ class Writer:
         """Whether any of these outputs of the op is there."""
         return any(self.node.output[i] for i in outputs if i < len(self.node.output))
 
+    def _of(self, name: str) -> tuple[str, int | None]:
+        """Dtype and rank of the input that goes by that name."""
+        if name not in self.names:
+            raise self.refuse("lacks an input that it needs", "export it again")
+        return self.known(self.names[name])
+
     def dtype(self, name: str) -> str:
-        return self.known(self.names[name])[0]
+        return self._of(name)[0]
 
     def rank(self, name: str) -> int | None:
-        return self.known(self.names[name])[1]
+        return self._of(name)[1]
 
     def axes_from(self, axis: int, x: str) -> list[int]:
         """The axes from `axis` to the last, counted from the end."""
