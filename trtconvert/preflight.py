@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from trtconvert import manifest, registry, shapes
+from trtconvert import manifest, registry, shapes, sizes
 from trtconvert import model as onnx_model
 from trtconvert.attributes import op_title
 from trtconvert.backend import select
@@ -94,7 +94,7 @@ def inspect_model(path: Path, backend: str = "auto") -> ModelReport:
     onnx_model.check(model, path)
     fused = ModelProto()
     fused.CopyFrom(model)
-    profile, needed = _profile(model)
+    profile, needed = _profile(model, path.parent)
     found = survey(model, path, chosen, profile)
     result = fuse_model(fused, path.parent, registry.by_pattern(()))
     return ModelReport(
@@ -115,9 +115,9 @@ def inspect_model(path: Path, backend: str = "auto") -> ModelReport:
     )
 
 
-def _profile(model: ModelProto) -> tuple[shapes.Profile, list[str]]:
+def _profile(model: ModelProto, folder: Path) -> tuple[shapes.Profile, list[str]]:
     """That of a build without --shape, or none and what such a build would ask for."""
     try:
-        return shapes.profile(model, {}), []
+        return shapes.profile(model, {}, lambda: sizes.propose(model, folder, {})), []
     except ConvertError as error:
         return shapes.Profile({}), [f"to build it: {error.what}: {error.fix}"]
