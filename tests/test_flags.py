@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from tests.suites.messages import attempt
 from trtconvert import BuildOptions, ConvertError, build, conditions, shapes, sizes, squeezes
 from trtconvert.shapes import Range
 
@@ -36,30 +35,17 @@ def flags(error: ConvertError) -> list[str]:
     return re.findall(r"--\w+ \S+", error.fix or "")
 
 
-def with_flags(path: Path, folder: Path) -> str:
+def with_flags(path: Path) -> str:
     """Build, adding what the messages name; the flags in the end."""
     told: dict[str, str] = {}
     for _ in range(4):
-        command = [
-            sys.executable,
-            "-m",
-            "trtconvert",
-            "build",
-            str(path),
-            "-o",
-            str(folder / "e.plan"),
-            "--target",
-            "sm_89",
-        ]
-        result = subprocess.run(
-            [*command, *" ".join(told.values()).split()], capture_output=True, text=True, check=False
-        )
-        if result.returncode == 0:
+        built, message = attempt(path, " ".join(told.values()).split())
+        if built:
             return " ".join(told.values())
-        found = re.findall(r"(--(?:shape|bake|value) ([^\s=]+)=\S+)", result.stderr)
-        assert found, result.stderr
+        found = re.findall(r"(--(?:shape|bake|value) ([^\s=]+)=\S+)", message)
+        assert found, message
         told |= {name: flag for flag, name in found}
-    raise AssertionError(result.stderr)
+    raise AssertionError(message)
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------
@@ -129,7 +115,7 @@ def test_dimensions_that_say_nothing(dim: str | int, tmp_path: Path) -> None:
             place.dim_value = dim
         else:
             place.dim_param = dim
-    told = with_flags(write(model, tmp_path), tmp_path)
+    told = with_flags(write(model, tmp_path))
     assert told == "--shape x=1x3x64x64,1x3x256x256,16x3x1024x1024"
 
 
@@ -162,7 +148,7 @@ def branching(condition: str, inputs: str, **weights: np.ndarray) -> ModelProto:
 def test_a_condition_on_a_value(tmp_path: Path) -> None:
     """The constant that it is compared with is the value proposed."""
     model = branching("c = Equal (rate, k)", "float[1, 4] x, int64 rate", k=np.array(16000))
-    assert with_flags(write(model, tmp_path), tmp_path) == "--bake rate=16000"
+    assert with_flags(write(model, tmp_path)) == "--bake rate=16000"
 
 
 def test_a_condition_on_a_size(tmp_path: Path) -> None:
@@ -171,7 +157,7 @@ def test_a_condition_on_a_size(tmp_path: Path) -> None:
     )
     (found,) = conditions.unknown(model, tmp_path)
     assert (found.node, found.inputs, found.sized) == ("choice", {}, ("x",))
-    assert with_flags(write(model, tmp_path), tmp_path) == "--shape x=1x4"
+    assert with_flags(write(model, tmp_path)) == "--shape x=1x4"
 
 
 def test_a_condition_on_data_has_no_flag(tmp_path: Path) -> None:
