@@ -18,8 +18,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.conftest import Run, assert_clean_error
 from trtconvert import BuildOptions, ConvertError, build, gpu, verify
-from trtconvert.bake import bake, decode, encode, parse
-from trtconvert.shape_values import parse as parse_values
+from trtconvert.profiles.bake import bake, decode, encode, parse
+from trtconvert.profiles.shape_values import parse as parse_values
 
 
 def one_input(elem_type: int, shape: Sequence[int | str | None] | None, ir_version: int = 8) -> ModelProto:

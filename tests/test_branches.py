@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert import BuildOptions, branches, build, gpu, reference
+from trtconvert import BuildOptions, build, gpu, reference
 from trtconvert import model as onnx_model
+from trtconvert.lowering import branches
 from trtconvert.preflight import inspect_model
 from trtconvert.shapes import parse
 

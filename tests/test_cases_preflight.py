@@ -15,8 +15,9 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.conftest import Run, assert_clean_error
 from tests.graphs import Y, built, graph, named, refused, save
-from trtconvert import BuildOptions, ConvertError, gpu, notices
+from trtconvert import BuildOptions, ConvertError, gpu
 from trtconvert.backend import select, supports
+from trtconvert.diagnosis import notices
 from trtconvert.lower import lower
 from trtconvert.preflight import inspect_model
 

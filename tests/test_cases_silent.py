@@ -12,8 +12,9 @@ from onnxruntime import InferenceSession
 
 from tests.conftest import Run, assert_clean_error
 from tests.graphs import X, Y, built, graph, named, refused
-from trtconvert import ConvertError, contract, gpu
+from trtconvert import ConvertError, gpu
 from trtconvert.backend import select, supports
+from trtconvert.diagnosis import contract
 from trtconvert.lower import lower
 from trtconvert.manifest import IO
 

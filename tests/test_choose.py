@@ -15,18 +15,19 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.conftest import SAMPLES, Run, assert_clean_error
-from trtconvert import BuildOptions, BuildResult, ConvertError, Op, build, gpu, measured, registry, verify
+from trtconvert import BuildOptions, BuildResult, ConvertError, Op, build, gpu, registry, verify
 from trtconvert import model as onnx_model
-from trtconvert.choose import Choice, choice, choose, policy
+from trtconvert.choice import measured
+from trtconvert.choice.choose import Choice, choice, choose, policy
+from trtconvert.choice.neighbourhood import Surroundings
+from trtconvert.choice.trials import NATIVE, PLUGINS
 from trtconvert.fuse import FuseResult, fuse_model
 from trtconvert.gpu import Gpu
-from trtconvert.neighbourhood import Surroundings
+from trtconvert.matching.rewrite import Fusion
 from trtconvert.network import Maker
 from trtconvert.reference import run as run_reference
-from trtconvert.rewrite import Fusion
 from trtconvert.shapes import Range
 from trtconvert.timing import Timing
-from trtconvert.trials import NATIVE, PLUGINS
 
 pytestmark = pytest.mark.skipif(gpu.current() is not None, reason="asserts what is decided without a GPU")
 CORPUS = Path(__file__).parent / "corpus"
@@ -403,8 +404,8 @@ def clocked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
         present = type("gpu", (), {"current": staticmethod(lambda: CARD), "require": staticmethod(lambda: CARD)})
         for module in ("build", "trials"):
             monkeypatch.setattr(sys.modules[f"trtconvert.{module}"], "gpu", present)
-        monkeypatch.setattr(sys.modules["trtconvert.trials"], "measure", clock.measure)
-        monkeypatch.setattr(sys.modules["trtconvert.trials"], "Engine", clock.engine)
+        monkeypatch.setattr(sys.modules["trtconvert.choice.trials"], "measure", clock.measure)
+        monkeypatch.setattr(sys.modules["trtconvert.choice.trials"], "Engine", clock.engine)
         return build(model, tmp_path / "e.plan", dataclasses.replace(AHEAD, **options)), clock
 
     return made
@@ -609,9 +610,9 @@ def test_other_targets_are_not_measured(clocked: Any) -> None:
 def test_neighbourhoods_of_samples(sample: Path) -> None:
     """Cut out, both spellings compute the same, and there is more in them than the fusion alone."""
     from trtconvert import shapes
+    from trtconvert.choice.trials import relative_l2
     from trtconvert.inputs import random_feeds
     from trtconvert.manifest import model_io
-    from trtconvert.trials import relative_l2
 
     source = onnx_model.load(sample)
     ops = registry.by_pattern(())

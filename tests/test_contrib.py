@@ -15,21 +15,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.conftest import SAMPLES
-from trtconvert import (
-    BuildOptions,
-    ConvertError,
-    backend,
-    build,
-    contrib,
-    custom,
-    fuse,
-    gpu,
-    graph,
-    reference,
-    registry,
-)
+from trtconvert import BuildOptions, ConvertError, backend, build, fuse, gpu, graph, reference, registry
 from trtconvert import model as onnx_model
+from trtconvert.custom_ops import custom
 from trtconvert.lower import Lowered, lower
+from trtconvert.lowering import contrib
 from trtconvert.op import Op
 from trtconvert.preflight import inspect_model
 

@@ -14,10 +14,10 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tests.conftest import Run, assert_clean_error
 from tests.native_libraries import needs_compiler, plugin_library
-from trtconvert import attributes
-from trtconvert.creators import Creator, Field
-from trtconvert.custom import Custom
-from trtconvert.faults import Fault
+from trtconvert.custom_ops import attributes
+from trtconvert.custom_ops.creators import Creator, Field
+from trtconvert.custom_ops.custom import Custom
+from trtconvert.diagnosis.faults import Fault
 
 EPS = (("eps", "float32", 1), ("mode", "int32", 1))
 

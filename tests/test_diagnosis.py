@@ -8,8 +8,8 @@ import pytest
 
 from tests.graphs import graph, named, refused
 from trtconvert import BuildOptions
-from trtconvert.diagnosis import explain, layer_node, plain
-from trtconvert.faults import Fault, refusal
+from trtconvert.diagnosis.faults import Fault, refusal
+from trtconvert.diagnosis.tensorrt_log import explain, layer_node, plain
 
 # As TensorRT writes them: 1.7.1 of RTX, and 8 to 10 as users report them.
 RANKS = (

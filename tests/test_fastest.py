@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from trtconvert import adapter, backend, fastest, gpu, registry
+from trtconvert import adapter, backend, gpu, registry
+from trtconvert.choice import fastest
 from trtconvert.launch import Tensor
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from trtconvert import fit, reference
+from trtconvert import reference
 from trtconvert.graph import describe
+from trtconvert.profiles import fit
 from trtconvert.shapes import Profile, Range
 
 MODELS = 60  # of each seed

@@ -11,7 +11,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.suites.messages import attempt
-from trtconvert import BuildOptions, ConvertError, build, conditions, shapes, sizes, squeezes
+from trtconvert import BuildOptions, ConvertError, build, shapes
+from trtconvert.lowering import squeezes
+from trtconvert.profiles import conditions, sizes
 from trtconvert.shapes import Range
 
 RTX = BuildOptions(targets=("sm_89",))

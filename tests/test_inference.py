@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from tests.conftest import SAMPLES, Run, assert_clean_error
-from trtconvert import inference
+from trtconvert.profiles import inference
 
 F = TensorProto.FLOAT
 N = helper.make_node

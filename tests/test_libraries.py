@@ -13,7 +13,8 @@ from onnx import helper
 from tests.conftest import Run, assert_clean_error
 from tests.native_libraries import needs_compiler, plugin_library, shared_library
 from tests.test_errors import save
-from trtconvert import ConvertError, backend, elf, libraries
+from trtconvert import ConvertError, backend
+from trtconvert.custom_ops import elf, libraries
 
 FIELDS = (("eps", "float32", 1), ("mode", "int32", 1), ("sizes", "int32", 3), ("kind", "char", 1))
 

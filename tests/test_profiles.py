@@ -13,10 +13,11 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tests.conftest import Run, assert_clean_error
-from trtconvert import BuildOptions, BuildResult, ConvertError, build, fit, gpu, manifest, shape_values, verify
+from trtconvert import BuildOptions, BuildResult, ConvertError, build, gpu, manifest, verify
 from trtconvert import model as onnx_model
 from trtconvert.inputs import random_feeds
-from trtconvert.optimization_profile import unfit
+from trtconvert.profiles import fit, shape_values
+from trtconvert.profiles.optimization_profile import unfit
 from trtconvert.shapes import Profile, Range, parse
 
 pytestmark = pytest.mark.skipif(gpu.current() is not None, reason="asserts ahead-of-time builds, as on a CPU")

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from tests.suites import attempts, onnx_nodes
-from trtconvert import ConvertError, backend, bake, build, gpu, reference
+from trtconvert import ConvertError, backend, build, gpu, reference
 from trtconvert import model as onnx_model
 from trtconvert.lower import Lowered, lower
 from trtconvert.network import BuildOptions
+from trtconvert.profiles import bake
 from trtconvert.standard import WRITERS
 
 # ONNX's node tests have no case of the form that is written, or none that an integer type of TensorRT's serves.

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from trtconvert.engine import Engine, load_engine
     from trtconvert.fuse import FuseResult, NearMiss, fuse
     from trtconvert.manifest import Manifest
+    from trtconvert.matching.rewrite import Fusion
     from trtconvert.network import BuildOptions
     from trtconvert.op import Op, case
     from trtconvert.registry import register
-    from trtconvert.rewrite import Fusion
     from trtconvert.verify import OutputResult, VerifyResult, verify
 
 __version__ = "0.1.0"
@@ -39,7 +39,7 @@ _HOME = {
     "Engine": "engine",
     "load_engine": "engine",
     "FuseResult": "fuse",
-    "Fusion": "rewrite",
+    "Fusion": "matching.rewrite",
     "NearMiss": "fuse",
     "fuse": "fuse",
     "Manifest": "manifest",

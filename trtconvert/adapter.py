@@ -17,9 +17,9 @@ import numpy as np
 
 from trtconvert import gpu, launch
 from trtconvert.backend import Backend
+from trtconvert.choice.fastest import fastest_first
 from trtconvert.compiled import Compiled, compile_op
 from trtconvert.errors import ConvertError
-from trtconvert.fastest import fastest_first
 from trtconvert.launch import Counted, Dim, Size, Tensor
 from trtconvert.op import Op
 

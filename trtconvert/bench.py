@@ -12,16 +12,18 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtconvert import adapter, functions, gpu, libraries, manifest, wishes
+from trtconvert import adapter, gpu, manifest
 from trtconvert import model as onnx_model
-from trtconvert.bake import decode
 from trtconvert.bodies import add_bodies
 from trtconvert.build import BuildResult, build
+from trtconvert.custom_ops import libraries, wishes
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError
 from trtconvert.inputs import random_feeds
+from trtconvert.lowering import functions
 from trtconvert.manifest import IO, Manifest
 from trtconvert.network import BuildOptions
+from trtconvert.profiles.bake import decode
 from trtconvert.shapes import Range
 from trtconvert.timing import LayerTime, Timing, layers, measure
 

@@ -11,9 +11,9 @@ from onnx import FunctionProto, ModelProto, helper
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert import registry
-from trtconvert.emit import Emitter, available, quantizes
 from trtconvert.errors import ConvertError
 from trtconvert.graph import TensorInfo
+from trtconvert.matching.emit import Emitter, available, quantizes
 from trtconvert.model import elem_type
 from trtconvert.op import Op
 from trtconvert.pattern import Attr, Builder, Expr, Var

@@ -14,22 +14,24 @@ from typing import Any
 from onnx import ModelProto
 
 import trtconvert
-from trtconvert import bake, fit, gpu, launch, libraries, manifest, shape_values, shapes, sizes, wishes
+from trtconvert import gpu, launch, manifest, shapes
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
-from trtconvert.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
-from trtconvert.creators import Creator
-from trtconvert.custom import PluginNode
+from trtconvert.choice.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
+from trtconvert.choice.neighbourhood import Surroundings
+from trtconvert.choice.trials import Trials
+from trtconvert.custom_ops import libraries, wishes
+from trtconvert.custom_ops.creators import Creator
+from trtconvert.custom_ops.custom import PluginNode
 from trtconvert.errors import NoUsableGpuError
 from trtconvert.files import check_outputs, write_files
 from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.lower import name_nodes
 from trtconvert.manifest import Manifest, PluginUse, model_io
+from trtconvert.matching.rewrite import Fusion
 from trtconvert.monitor import Progress
-from trtconvert.neighbourhood import Surroundings
 from trtconvert.network import BuildOptions, Maker, choose_targets
-from trtconvert.rewrite import Fusion
-from trtconvert.trials import Trials
+from trtconvert.profiles import bake, fit, shape_values, sizes
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert import adapter, contract, creators, diagnosis, gpu, launch, libraries, manifest, surroundings
+from trtconvert import adapter, gpu, launch, manifest, surroundings
 from trtconvert.backend import Backend, Log, logger, select
 from trtconvert.bound import Bound
+from trtconvert.custom_ops import creators, libraries
+from trtconvert.diagnosis import contract, tensorrt_log
 from trtconvert.errors import ConvertError, NoUsableGpuError
 from trtconvert.manifest import IO, Manifest
 
@@ -169,4 +171,4 @@ def _load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
             where=str(path),
             fix="build it again with the TensorRT that runs it, or run it where it was built",
         )
-    return ConvertError(f"{backend.title} cannot load the plan: {diagnosis.plain(log.cause())}", where=str(path))
+    return ConvertError(f"{backend.title} cannot load the plan: {tensorrt_log.plain(log.cause())}", where=str(path))

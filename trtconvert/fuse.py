@@ -13,19 +13,19 @@ from onnx import ModelProto, NodeProto
 
 from trtconvert import model as onnx_model
 from trtconvert import registry
-from trtconvert.accept import Refused, Site, accept
-from trtconvert.algebra import Reading
-from trtconvert.arithmetic import NO_FAILURE
 from trtconvert.bodies import Writing, is_ours, spellings_of
 from trtconvert.files import check_outputs
-from trtconvert.functions import inline_local
 from trtconvert.graph import GraphView, views
-from trtconvert.layout import channels_last
-from trtconvert.match import Matcher
+from trtconvert.lowering.functions import inline_local
+from trtconvert.matching.accept import Refused, Site, accept
+from trtconvert.matching.algebra import Reading
+from trtconvert.matching.arithmetic import NO_FAILURE
+from trtconvert.matching.layout import channels_last
+from trtconvert.matching.match import Matcher
+from trtconvert.matching.outline import Outline, needs
+from trtconvert.matching.rewrite import Fusion, Rewriter
 from trtconvert.op import Op
-from trtconvert.outline import Outline, needs
 from trtconvert.pattern import Expr
-from trtconvert.rewrite import Fusion, Rewriter
 
 Keep: TypeAlias = Callable[[tuple[str, str]], bool]
 """Whether a fusion of that `Fusion.key` may be made."""

@@ -24,7 +24,7 @@ from onnx import (
 )
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert import contrib, inference
+from trtconvert.lowering import contrib
 from trtconvert.model import (
     STANDARD_DOMAINS,
     all_graphs,
@@ -35,6 +35,7 @@ from trtconvert.model import (
     skeleton,
     subgraphs,
 )
+from trtconvert.profiles import inference
 
 MAX_FOLDED = 1 << 20  # elements; constants larger than this are weights, nothing that a pattern asks about
 _SIZED = ("ConstantOfShape", "Expand")  # whose last input is the shape of the result

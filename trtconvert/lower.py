@@ -9,14 +9,16 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, NodeProto
 
-from trtconvert import branches, contrib, formats, loops, narrow_integers, parameters, standard, wishes
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
+from trtconvert import standard
 from trtconvert.bodies import is_ours
-from trtconvert.custom import Custom, PluginNode
-from trtconvert.faults import Fault, refusal
-from trtconvert.functions import inline_local
-from trtconvert.quantization import dequantize_biases
+from trtconvert.custom_ops import formats, wishes
+from trtconvert.custom_ops.custom import Custom, PluginNode
+from trtconvert.diagnosis.faults import Fault, refusal
+from trtconvert.lowering import branches, contrib, loops, narrow_integers, parameters
+from trtconvert.lowering.functions import inline_local
+from trtconvert.lowering.quantization import dequantize_biases
 
 
 @dataclass(frozen=True)

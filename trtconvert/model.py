@@ -24,7 +24,8 @@ from onnx import (
 )
 from onnx.external_data_helper import ExternalDataInfo
 
-from trtconvert import complaints, leniency, structure, text, weights
+from trtconvert import weights
+from trtconvert.diagnosis import complaints, leniency, structure, text
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file, write_files
 

@@ -9,31 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from trtconvert import (
-    adapter,
-    conditions,
-    contract,
-    formats,
-    gpu,
-    importable,
-    optimization_profile,
-    shape_values,
-    shapes,
-    squeezes,
-)
+from trtconvert import adapter, gpu, shapes
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, logger, supports
-from trtconvert.custom import Custom, PluginNode
-from trtconvert.diagnosis import explain, parser_faults, plain
+from trtconvert.custom_ops import formats
+from trtconvert.custom_ops.custom import Custom, PluginNode
+from trtconvert.custom_ops.wishes import Wishes
+from trtconvert.diagnosis import contract, importable
+from trtconvert.diagnosis.faults import refusal
+from trtconvert.diagnosis.notices import notices
+from trtconvert.diagnosis.tensorrt_log import explain, parser_faults, plain
 from trtconvert.errors import ConvertError
-from trtconvert.faults import refusal
 from trtconvert.files import write_file
 from trtconvert.lower import Lowered, lower
+from trtconvert.lowering import squeezes
 from trtconvert.manifest import IO
 from trtconvert.monitor import Progress, monitor
-from trtconvert.notices import notices
+from trtconvert.profiles import conditions, optimization_profile, shape_values
 from trtconvert.shapes import Range
-from trtconvert.wishes import Wishes
 
 if TYPE_CHECKING:
     from trtconvert.backend import types

@@ -8,18 +8,19 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from trtconvert import manifest, registry, shapes, sizes
+from trtconvert import manifest, registry, shapes
 from trtconvert import model as onnx_model
-from trtconvert.attributes import op_title
 from trtconvert.backend import select
+from trtconvert.custom_ops.attributes import op_title
+from trtconvert.diagnosis.faults import Fault
+from trtconvert.diagnosis.notices import notices
+from trtconvert.diagnosis.survey import NodeReport, survey
 from trtconvert.engine import plugins_in
 from trtconvert.errors import ConvertError
-from trtconvert.faults import Fault
 from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.manifest import IO, Manifest, model_io
-from trtconvert.notices import notices
-from trtconvert.rewrite import Fusion
-from trtconvert.survey import NodeReport, survey
+from trtconvert.matching.rewrite import Fusion
+from trtconvert.profiles import sizes
 
 __all__ = ["ModelReport", "NodeReport", "PlanReport", "PluginReport", "inspect", "inspect_model", "inspect_plan"]
 

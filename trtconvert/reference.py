@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert import attributes, creators, inference, registry, wishes
+from trtconvert import registry
+from trtconvert.custom_ops import attributes, creators, wishes
 from trtconvert.errors import ConvertError
-from trtconvert.functions import inline_local
+from trtconvert.lowering.functions import inline_local
 from trtconvert.manifest import Manifest
 from trtconvert.model import STANDARD_DOMAINS, all_nodes, copy, serialize
+from trtconvert.profiles import inference
 
 
 def session(model: ModelProto, folder: Path = Path()) -> onnxruntime.InferenceSession:

@@ -17,17 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtconvert import gpu, libraries, manifest, reference, registry, shapes
+from trtconvert import gpu, manifest, reference, registry, shapes
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
-from trtconvert.bake import bake, decode
 from trtconvert.bodies import add_bodies
+from trtconvert.custom_ops import libraries
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError, NoUsableGpuError
 from trtconvert.fuse import fuse_model
 from trtconvert.inputs import from_file, random_feeds
 from trtconvert.manifest import Manifest
+from trtconvert.profiles.bake import bake, decode
 
 FUSED = "fused model / source model"
 ENGINE = "engine / source model"

@@ -27,9 +27,10 @@ from onnx import ModelProto, numpy_helper
 
 import trtconvert
 from tests.bench.kernels import TORCH, bandwidth, microseconds
-from trtconvert import BuildOptions, build, gpu, load_engine, measured
+from trtconvert import BuildOptions, build, gpu, load_engine
 from trtconvert.backend import select
-from trtconvert.measured import kind, load
+from trtconvert.choice import measured
+from trtconvert.choice.measured import kind, load
 from trtconvert.model import numpy_dtype, serialize
 from trtconvert.timing import measure
 

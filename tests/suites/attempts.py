@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert import BuildOptions, ConvertError, backend, bake, build, load_engine, reference, shapes
+from trtconvert import BuildOptions, ConvertError, backend, build, load_engine, reference, shapes
 from trtconvert import model as onnx_model
 from trtconvert.lower import lower
+from trtconvert.profiles import bake
 
 if TYPE_CHECKING:
     from tests.suites.onnx_nodes import Case

@@ -67,9 +67,9 @@ def command(
     trtconvert bench speech.onnx --shape waveform=1x16000 --graph --layers
     trtconvert bench engine.plan --json
     """
-    from trtconvert import bake, shape_values
     from trtconvert.bench import bench  # --help must not load it
     from trtconvert.network import BuildOptions
+    from trtconvert.profiles import bake, shape_values
     from trtconvert.shapes import parse
 
     inputs = {"shapes": parse(shapes), "values": shape_values.parse(values), "bake": bake.parse(baked)}

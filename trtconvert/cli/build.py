@@ -109,11 +109,11 @@ def command(
     trtconvert build model.onnx --target sm_86,sm_89
     trtconvert build model.onnx --fuse all
     """
-    from trtconvert import bake, shape_values
     from trtconvert.build import build  # --help must not load it
+    from trtconvert.custom_ops.wishes import parse as parse_wishes
     from trtconvert.network import BuildOptions
+    from trtconvert.profiles import bake, shape_values
     from trtconvert.shapes import parse
-    from trtconvert.wishes import parse as parse_wishes
 
     if no_fuse and fuse not in ("auto", "none"):
         raise click.UsageError(f"--no-fuse and --fuse {fuse} contradict each other")

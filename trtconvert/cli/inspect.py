@@ -31,7 +31,8 @@ def command(path: Path, plugins: tuple[Path, ...], as_json: bool) -> None:
     trtconvert inspect model.onnx
     trtconvert inspect engine.plan
     """
-    from trtconvert import libraries, preflight  # --help must not load it
+    from trtconvert import preflight  # --help must not load it
+    from trtconvert.custom_ops import libraries
 
     libraries.load_plugins(plugins, "auto")
     report = preflight.inspect(path)

@@ -13,7 +13,7 @@ from trtconvert.cli import show
 from trtconvert.errors import ConvertError
 
 if TYPE_CHECKING:
-    from trtconvert.creators import Field
+    from trtconvert.custom_ops.creators import Field
 
 
 @click.group()
@@ -38,8 +38,9 @@ def list_(file: Path | None, backend: str, as_json: bool) -> None:
     trtconvert plugins list
     trtconvert plugins list libmyplugins.so
     """
-    from trtconvert import creators, libraries, registry  # --help must not load it
+    from trtconvert import registry  # --help must not load it
     from trtconvert.backend import select
+    from trtconvert.custom_ops import creators, libraries
 
     if file is None:
         found = [creators.of_op(op) for op in registry.ops()]

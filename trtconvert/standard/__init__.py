@@ -8,14 +8,14 @@ from pathlib import Path
 
 from onnx import FunctionProto, ModelProto, NodeProto
 
-from trtconvert import functions
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
-from trtconvert.branches import Values
-from trtconvert.calls import Calls
+from trtconvert.diagnosis.faults import Fault
 from trtconvert.errors import ConvertError
-from trtconvert.faults import Fault
 from trtconvert.graph import GraphView
+from trtconvert.lowering import functions
+from trtconvert.lowering.branches import Values
+from trtconvert.lowering.calls import Calls
 from trtconvert.standard import integers, ops, pooling, resize, scatter
 from trtconvert.standard.writer import Standard
 

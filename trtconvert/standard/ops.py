@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from trtconvert import branches
-from trtconvert.contrib_ops import normalize
+from trtconvert.lowering import branches
+from trtconvert.lowering.contrib_ops import normalize
+from trtconvert.lowering.writer import Outputs
 from trtconvert.standard.writer import Standard, Written
-from trtconvert.writer import Outputs
 
 # --- normalisations and attention ------------------------------------------------------------------------------------
 

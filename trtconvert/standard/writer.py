@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import FunctionProto, NodeProto
 
-from trtconvert import branches, functions
 from trtconvert.graph import GraphView
+from trtconvert.lowering import branches, functions
+from trtconvert.lowering.writer import Outputs, Writer
 from trtconvert.model import numpy_dtype
-from trtconvert.writer import Outputs, Writer
 
 MAX_TABLE = 1 << 24  # elements of a constant that a writer makes
 Written: TypeAlias = "Outputs | FunctionProto | None"

@@ -1,0 +1,1 @@
+"""Which fusions to keep, by measuring them here or by the shipped table of what was measured elsewhere."""

@@ -1,0 +1,1 @@
+"""Plugin nodes and who makes them: creators, compiled libraries, attributes and element types."""
