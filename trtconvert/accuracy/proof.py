@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtconvert.accuracy import blame, metrics, references, rules, suspects
-from trtconvert.accuracy.results import OutputResult
+from trtconvert.accuracy.results import Errors, OutputResult
 from trtconvert.accuracy.rules import Rule, Verdict
 from trtconvert.accuracy.running import Arrays, ModelRun, Runnable, run_all
 from trtconvert.accuracy.suspects import Trial
@@ -52,6 +52,8 @@ class Proof:
         self.suspects = {f"suspect {i}": suspect for i, suspect in enumerate(suspects.suspects(widened))}
         self.trials: dict[tuple[str, str], Trial] = {}
         self.runs |= {name: ModelRun(suspect.model, folder) for name, suspect in self.suspects.items()}
+        self._twin: tuple[Arrays, dict[str, Errors]] = ({}, {})  # outputs and their errors
+        self._first: str | None = None  # what makes NaN or Inf in the twin
         self.quantized = {
             value.name
             for value in model.graph.output
@@ -80,7 +82,14 @@ class Proof:
         rule = Rule(self.rule.name, rules.SAME_MATHS[self.compute], 0.0, self.rule.origin) if plain else self.rule
         verdicts = {
             name: rules.judge(
-                got.get(name), want, twin.get(name), rule, self.tolerance, name in self.quantized, self.is_source
+                got.get(name),
+                want,
+                twin.get(name),
+                rule,
+                self.tolerance,
+                name in self.quantized,
+                self.is_source,
+                None if plain else self._of_twin(name, outputs),
             )
             for name, want in expected.items()
         }
@@ -105,6 +114,14 @@ class Proof:
                 node,
                 _evidence(got.get(name), expected[name]),
             )
+
+    def _of_twin(self, name: str, outputs: Mapping[str, Arrays]) -> Errors | None:
+        if self._twin[0] is not outputs[TWIN]:
+            self._twin = (outputs[TWIN], {})
+        known, twin, want = self._twin[1], outputs[TWIN].get(name), outputs[REFERENCE][name]
+        if name not in known and twin is not None and twin.shape == want.shape:
+            known[name] = metrics.measure(twin, want)
+        return known.get(name)
 
     def _suspected(self, name: str, comparison: str, outputs: Mapping[str, Arrays]) -> Iterator[str]:
         """The suspects that explain the errors of the output on all inputs so far."""
@@ -133,10 +150,15 @@ class Proof:
     def _blame(self, name: str, verdict: Verdict, feeds: Arrays) -> str:
         """The node that makes the output, or what first makes its NaN and Inf."""
         node = blame.made_by(self.model, name, self.fusions)
+        made = f"made by {node}" if node else "no node makes it"
         if "NaN or Inf where" not in verdict.fault:
-            return f"made by {node}" if node else ""
-        written = inline_local(copy(self.computed))
-        return blame.source_of(references.twin_of(self.computed), self.folder, feeds, written)
+            return made
+        if self._first is None:
+            written = inline_local(copy(self.computed))
+            self._first = blame.source_of(references.twin_of(self.computed), self.folder, feeds, written)
+        return self._first or (
+            f"the same model in the same precision stays finite in onnxruntime: only the engine makes them, at {node}"
+        )
 
 
 def _evidence(got: NDArray[Any] | None, expected: NDArray[Any]) -> Any:
