@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from trtconvert.accuracy.proof import Proof
+from trtconvert.accuracy.references import twin_of
 from trtconvert.accuracy.results import OutputResult
-from trtconvert.accuracy.running import Runnable
+from trtconvert.accuracy.running import ModelRun, Runnable
 from trtconvert.model import elem_type, numpy_dtype
 
 ROWS, WIDTH, COLUMNS, WORDS = 8, 64, 4096, 50
@@ -67,6 +69,21 @@ def model(dtype: str, fault: str = CLEAN, split: bool = False) -> ModelProto:
     """The model in that compute type, right or with the fault of that name. split: products as sums of two, over halves of
     what they sum, as engines may compute them."""
     return _Writer(dtype, fault, split).model()
+
+
+def stand_ins(dtype: str) -> dict[str, dict[str, ModelRun]]:
+    """Models in onnxruntime that stand for engines, by fault and style: "few" roundings, as onnxruntime makes; "many", as an
+    engine that fuses nothing; "split", as many, with products as sums of two."""
+    here = Path()
+    engines = {f.name: {"few": ModelRun(model(dtype, f.name), here)} for f in FAULTS}
+    for name in ("epsilon off", "tanh for erf"):
+        engines[name]["split"] = ModelRun(twin_of(model(dtype, name, split=True)), here)
+    engines[CLEAN] = {
+        "few": ModelRun(model(dtype), here),
+        "many": ModelRun(twin_of(model(dtype)), here),
+        "split": ModelRun(twin_of(model(dtype, split=True)), here),
+    }
+    return engines
 
 
 def missed(proof: Proof, seeds: int, dtype: str, engines: Mapping[str, Mapping[str, Runnable]]) -> list[str]:

@@ -197,6 +197,6 @@ def in_words(rule: Rule) -> list[str]:
         f"largest error <= {PEAK_TIMES:g} x twin + {PEAK * rule.floor:g} x largest element",
         f"systematic error, by value and by index along any axis <= {TIMES:g} x twin + {rule.bias:g}",
         "no error of a known kind below that: GELU by tanh for erf, another epsilon",
-        "NaN and Inf where the reference has them; integers and booleans equal; quantized integers at most one step off",
+        "NaN and Inf where the reference has them; integers and booleans equal; quantized ones at most a step off",
         f"floors: {rule.name}, {rule.origin}",
     ]
