@@ -78,12 +78,16 @@ class Trial:
             self._weight[i] += 1 / (stray + _EXACT**2)
             self._sum[i] += part / (stray + _EXACT**2)
 
+    def shares(self) -> dict[int, float]:
+        """The share of each suspect that shows, by number."""
+        return {int(i): float(self._sum[i] / self._weight[i]) for i in np.flatnonzero(self._weight)}
+
     def found(self) -> Iterator[tuple[int, float]]:
         """Suspects whose share is beyond doubt, by number, with it. Of a share above MOST, if it explains most of the error."""
-        for i in np.flatnonzero(self._weight):
-            share, stray = self._sum[i] / self._weight[i], self._weight[i] ** -0.5
+        for i, share in self.shares().items():
+            stray = float(self._weight[i] ** -0.5)
             if share > max(HALF, SIGMAS * stray) and (share <= MOST or self._explained > _MOSTLY):
-                yield int(i), float(share)
+                yield i, share
 
 
 def _least_squares(error: Array, causes: Sequence[Array]) -> tuple[Array, Array, float]:
