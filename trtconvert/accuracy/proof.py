@@ -15,10 +15,12 @@ from trtconvert.accuracy.results import Errors, OutputResult
 from trtconvert.accuracy.rules import Rule, Verdict
 from trtconvert.accuracy.running import Arrays, ModelRun, Runnable, run_all
 from trtconvert.accuracy.suspects import Trial
+from trtconvert.errors import ConvertError
 from trtconvert.lowering.functions import inline_local
 from trtconvert.model import copy
 
 REFERENCE, TWIN = "reference", "twin"
+_SMALL = 256 << 20  # bytes of weights up to which fp64 costs little
 _QUANTIZERS = ("QuantizeLinear", "LayerNormGeluQuantize", "LayerNormQuantize", "DequantizeGeluQuantize")
 
 
@@ -41,12 +43,12 @@ class Proof:
         self.computed = converted if converted is not None else model
         self.is_source = converted is None
         self.precision = references.precision_of(self.computed)
-        products = self.precision == "float32" and references.multiplies(self.computed)
+        products = self.precision in ("float32", "float64") and references.multiplies(self.computed)
         self.compute = "tf32" if products else self.precision
         self.rule = rules.RULES[self.compute]
         widened = references.reference_of(model)
         self.runs: dict[str, Runnable] = {
-            REFERENCE: ModelRun(widened, folder),
+            REFERENCE: self._reference(model, widened),
             TWIN: ModelRun(references.twin_of(self.computed), folder),
         }
         self.suspects = {f"suspect {i}": suspect for i, suspect in enumerate(suspects.suspects(widened))}
@@ -59,6 +61,19 @@ class Proof:
             for value in model.graph.output
             if (node := blame.maker(model, value.name)) is not None and node.op_type in _QUANTIZERS
         }
+
+    def _reference(self, model: ModelProto, widened: ModelProto) -> ModelRun:
+        """In fp64 for an fp32 model that is small enough to, where onnxruntime takes it so."""
+        self.reference = references.IN_FP64
+        if references.precision_of(model) in ("float32", "int8") and references.weight_bytes(model) <= _SMALL:
+            try:
+                run = ModelRun(references.in_fp64(model), self.folder)
+                if not run.notice:
+                    return run
+            except ConvertError:  # ops that take two dtypes, of which fp64 is none
+                pass
+        self.reference = references.IN_FP32
+        return ModelRun(widened, self.folder)
 
     @property
     def notices(self) -> list[str]:
