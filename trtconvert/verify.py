@@ -54,7 +54,6 @@ def verify(
     result = VerifyResult(
         notices=[*notices, *proof.notices],
         precision=proof.rule.name,
-        reference=proof.reference,
         twin=references.TWIN_IN_WORDS,
         rules=[f"relative L2 <= {tolerance:g}  [--tolerance]"] if tolerance is not None else rules.in_words(proof.rule),
     )
@@ -71,6 +70,7 @@ def verify(
         outputs = proof.run(runs, feed)
         for comparison in runs:
             result.rows += proof.rows(comparison, label, feed, outputs, plain=comparison == FUSED)
+    result.reference = proof.reference
     result.notices = list(dict.fromkeys(result.notices))
     _note(described, path, result)
     return result

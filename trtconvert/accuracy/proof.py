@@ -13,7 +13,7 @@ from onnx import ModelProto
 from trtconvert.accuracy import blame, metrics, references, rules, suspects
 from trtconvert.accuracy.results import Errors, OutputResult
 from trtconvert.accuracy.rules import Rule, Verdict
-from trtconvert.accuracy.running import Arrays, ModelRun, Runnable, run_all
+from trtconvert.accuracy.running import Arrays, FirstThatRuns, ModelRun, Runnable, run_all
 from trtconvert.accuracy.suspects import Trial
 from trtconvert.errors import ConvertError
 from trtconvert.lowering.functions import inline_local
@@ -62,18 +62,22 @@ class Proof:
             if (node := blame.maker(model, value.name)) is not None and node.op_type in _QUANTIZERS
         }
 
-    def _reference(self, model: ModelProto, widened: ModelProto) -> ModelRun:
+    def _reference(self, model: ModelProto, widened: ModelProto) -> Runnable:
         """In fp64 for an fp32 model that is small enough to, where onnxruntime takes it so."""
-        self.reference = references.IN_FP64
         if references.precision_of(model) in ("float32", "int8") and references.weight_bytes(model) <= _SMALL:
             try:
                 run = ModelRun(references.in_fp64(model), self.folder)
                 if not run.notice:
-                    return run
+                    return FirstThatRuns(run, lambda: ModelRun(widened, self.folder))
             except ConvertError:  # ops that take two dtypes, of which fp64 is none
                 pass
-        self.reference = references.IN_FP32
         return ModelRun(widened, self.folder)
+
+    @property
+    def reference(self) -> str:
+        """What is compared with, in words."""
+        run = self.runs[REFERENCE]
+        return references.IN_FP64 if isinstance(run, FirstThatRuns) and not run.fell_back else references.IN_FP32
 
     @property
     def notices(self) -> list[str]:
