@@ -101,6 +101,7 @@ class _Search:
         self.most = most if most is not None else int(math.log2(max(nodes, 1))) + 3
         self.builds, self.width = 0, WIDTH
         self.values: dict[int, Arrays] = {self.end: suspect.final}
+        self.latest: dict[int, Arrays] = {-1: {}, self.end: suspect.final}  # neighbours here are of one engine
         self.hiding: set[int] = set()  # places that hide the error when their tensors are outputs
         self.expected: dict[str, NDArray[Any]] = {}
         self.rounded: dict[str, NDArray[Any]] = {}
@@ -167,7 +168,7 @@ class _Search:
                 marks = self._marks(low, high)
                 if not marks or self.builds >= self.most:
                     return low, high
-                self._show(marks, high)
+                self._show(marks, low, high)
                 continue
             good = self._good(inside, effects_only)
             low, high = (good[-1] if good else low), (inside[len(good)] if len(good) < len(inside) else high)
@@ -186,13 +187,15 @@ class _Search:
         count = min(self.width, len(free))
         return [free[(len(free) * (2 * i + 1)) // (2 * count)] for i in range(count)] if count else []
 
-    def _show(self, marks: Sequence[int], high: int) -> None:
+    def _show(self, marks: Sequence[int], low: int, high: int) -> None:
         """Values at these places, from an engine that ends at `high`; none if the error hides in it."""
         gentle = self.width == 1  # the whole engine, since its end may matter as well
         end = self.end if gentle else high
-        found = self._outputs_of([name for place in (*marks, end) for name in self.cuts[place].tensors], whole=gentle)
+        places = [*marks, end] if gentle or low < 0 else [low, *marks, end]
+        found = self._outputs_of([name for place in places for name in self.cuts[place].tensors], whole=gentle)
         if found is not None and self._is_there(end, self._at(end, found)):
-            self.values |= {place: self._at(place, found) for place in marks}
+            self.latest |= {place: self._at(place, found) for place in places}
+            self.values |= {place: self.latest[place] for place in marks}
         elif gentle:
             self.hiding.update(marks)
         else:
@@ -222,8 +225,8 @@ class _Search:
 
     def _local(self, low: int, high: int) -> dict[str, float]:
         """How far the tensors behind are from what the reference makes of those before."""
-        given = self.values.get(low, {})
-        new = {name: value for name, value in self.values[high].items() if name not in given}
+        given = self.latest[low]
+        new = {name: value for name, value in self.latest[high].items() if name not in given}
         want = self.reference.run(list(new), self.feeds, given)
         known = [name for name in new if self.twin is not None and name in self.twin.made]
         rounded = self.twin.run(known, self.feeds, given) if self.twin is not None and known else {}
