@@ -99,17 +99,22 @@ class Maker:
     targets: tuple[str, ...]
     conversion: Conversion | None = None
 
-    def _lowered(self, model: ModelProto, profile: shapes.Profile) -> Lowered:
+    def lowered(self, model: ModelProto, profile: shapes.Profile) -> Lowered:
+        """The model as the parser is given it, in the precision that it has."""
         custom = Custom.of(self.backend, self.options.wishes)
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, True, custom)
         shapes.fix(lowered.model, profile)
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         return lowered
 
+    def serialized(self, lowered: Lowered, profile: shapes.Profile) -> bytes:
+        """The plan of a lowered model, or of a part of one. ConvertError where TensorRT does not take it."""
+        return Network(self.backend, self.options, lowered, self.source, self.targets).build(profile, None)
+
     def refused(self, model: ModelProto, profile: shapes.Profile = _STATIC) -> ConvertError | None:
         """What TensorRT cannot take of the model, all of it; None if it can be imported. Quick: nothing is built."""
         try:
-            faults = importable.all_faults(self._lowered(model, profile), self.source, self.backend)
+            faults = importable.all_faults(self.lowered(model, profile), self.source, self.backend)
         except ConvertError as error:
             return error
         return refusal(self.backend.title, faults) if faults else None
@@ -125,7 +130,7 @@ class Maker:
         have the precision of what is inside. ConvertError says what TensorRT cannot take."""
         converted = self.conversion.apply(model, profile, interior) if self.conversion is not None else None
         model = model if converted is None else converted.model
-        lowered = self._lowered(model, profile)
+        lowered = self.lowered(model, profile)
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)
