@@ -25,7 +25,8 @@ class Finding:
     """The first wrong node of a plan.
 
     node, op: what the engine runs there, a fused node if it is one. plugin: the plugin that makes it, "" for TensorRT itself.
-    sources: the model's nodes that it stands for. tensor, element: one that is wrong. single, confirmed, fused_across, errors:
+    sources: the model's nodes that it stands for. tensor, element: one that is wrong, no element where the shape is; says: that
+    in words. single, confirmed, fused_across, errors:
     see `bisect.Wrong`. flag: what leaves the node out or keeps it in float32, "" if there is none. builds: engines made.
     """
 
@@ -36,7 +37,8 @@ class Finding:
     plugin: str
     sources: tuple[str, ...]
     tensor: str
-    element: Element
+    element: Element | None
+    says: str
     single: bool
     confirmed: bool
     fused_across: tuple[str, ...]
@@ -49,16 +51,14 @@ class Finding:
         if not self.single:
             yield from self._growth()
             return
-        by = f"plugin {self.plugin}, " if self.plugin else ""
-        yield f"first wrong: {self.node} ({by}{self.op})"
+        yield f"first wrong: {self.node} ({f'plugin {self.plugin}' if self.plugin else self.op})"
         if self.sources and self.sources != (self.node,):
             yield f"it stands for {_some(self.sources)}"
-        index = ", ".join(map(str, self.element.index))
-        yield f"{self.tensor}[{index}] is {self.element.got:g}, expected {self.element.expected:g} ({self.shapes})"
+        yield f"{self.says}, with inputs {self.shapes}"
         if self.fused_across:
             yield f"the error is gone when {_some(self.fused_across)} is an output: TensorRT's own fusing makes it"
         elif self.confirmed:
-            yield "confirmed: the whole engine shows it with no other tensor marked as an output"
+            yield f"confirmed in the whole engine, with no other tensor marked as an output; engines built: {self.builds}"
         else:
             yield "not confirmed: in the whole engine it does not show with this tensor alone marked as an output"
         if self.flag:
@@ -89,6 +89,7 @@ def describe(
     fusion = _fusion(nodes, sources, fusions)
     node, op = (fusion["node"], fusion["op"]) if fusion else _own(nodes, sources)
     tensor = wrong.wrong[0]
+    element = _element(wrong, tensor)
     custom = next((n.op_type for n in nodes if n.domain not in onnx_model.STANDARD_DOMAINS), "")
     flag = f"--no-fuse {node}" if fusion else f"--keep-fp32 {sources[-1].name}" if converted and sources else ""
     return Finding(
@@ -99,7 +100,8 @@ def describe(
         fusion["op"] if fusion else custom,
         tuple(default_name(n) for n in sources),
         tensor,
-        _element(wrong, tensor),
+        element,
+        _in_words(wrong, tensor, element),
         wrong.single,
         wrong.confirmed,
         wrong.fused_across,
@@ -137,14 +139,22 @@ def _own(nodes: Sequence[NodeProto], sources: Sequence[NodeProto]) -> tuple[str,
     return default_name(last), last.op_type
 
 
-def _element(wrong: Wrong, tensor: str) -> Element:
+def _element(wrong: Wrong, tensor: str) -> Element | None:
+    """The first element whose error is at least half the largest."""
     got, expected = wrong.got[tensor], wrong.expected[tensor]
     if got.shape != expected.shape:
-        return Element((), float("nan"), float("nan"))
+        return None
     a, b = got.astype(np.float64), expected.astype(np.float64)
     off = np.abs(a - b)
     off = np.where((a == b) | np.isnan(a) & np.isnan(b), 0.0, np.nan_to_num(off, nan=np.inf))
     return metrics.element(got, expected, metrics.first(off >= off.max(initial=0.0) / 2))
+
+
+def _in_words(wrong: Wrong, tensor: str, element: Element | None) -> str:
+    if element is None:
+        shapes = (list(arrays[tensor].shape) for arrays in (wrong.got, wrong.expected))
+        return "{} has shape {}, expected {}".format(tensor, *shapes)
+    return f"{tensor}{list(element.index)} is {element.got:g}, expected {element.expected:g}"
 
 
 def _some(names: Sequence[str]) -> str:
