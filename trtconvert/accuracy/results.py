@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtconvert.accuracy.finding import Finding
 
 NAN = float("nan")
 
@@ -120,7 +123,8 @@ class OutputResult:
 @dataclass
 class VerifyResult:
     """All comparisons. engine_skipped: why the engine was not run, empty if it was. rules: the rules in words, in the
-    order of the checks. reference, twin: what the outputs were compared with."""
+    order of the checks. reference, twin: what the outputs were compared with. first_wrong: the first wrong node, where it was
+    asked for and found."""
 
     rows: list[OutputResult] = field(default_factory=list)
     engine_skipped: str = ""
@@ -129,6 +133,7 @@ class VerifyResult:
     reference: str = ""
     twin: str = ""
     rules: list[str] = field(default_factory=list)
+    first_wrong: Finding | None = None
 
     @property
     def passed(self) -> bool:
@@ -137,4 +142,5 @@ class VerifyResult:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: everything."""
         found = {"passed": self.passed, **vars(self)}
+        found["first_wrong"] = dataclasses.asdict(self.first_wrong) if self.first_wrong is not None else None
         return found | {"rows": [row.as_dict() for row in self.rows]}

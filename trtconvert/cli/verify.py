@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 @click.option("--inputs", type=click.Path(path_type=Path), help=".npz with an array per input. Default: random.")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
 @click.option("--tolerance", type=click.FloatRange(min=0), help="Relative L2 that passes. Default: by compute type.")
+@click.option("--bisect", is_flag=True, help="Find the first wrong node, if something is wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-def command(plan: Path, inputs: Path | None, seed: int, tolerance: float | None, as_json: bool) -> None:
+def command(plan: Path, inputs: Path | None, seed: int, tolerance: float | None, bisect: bool, as_json: bool) -> None:
     """Compare an engine with the ONNX model it was built from, in onnxruntime; the manifest beside the plan names it.
 
     Without a GPU the fused model is compared with the source model, and the exit code is 3.
@@ -28,10 +29,11 @@ def command(plan: Path, inputs: Path | None, seed: int, tolerance: float | None,
     \b
     trtconvert verify engine.plan
     trtconvert verify engine.plan --inputs sample.npz --json
+    trtconvert verify engine.plan --bisect
     """
     from trtconvert.verify import verify  # --help must not load it
 
-    result = verify(plan, inputs, seed, tolerance)
+    result = verify(plan, inputs, seed, tolerance, bisect)
     for notice in result.notices:
         show.note(f"note: {notice}")
     if as_json:
@@ -58,6 +60,9 @@ def _print(result: VerifyResult) -> None:
                 show.note(f"  first: {list(bad.index)} is {bad.got:.6g}, expected {bad.expected:.6g}")
             if row.node:
                 show.note(f"  node:  {row.node}")
+    if result.first_wrong is not None:
+        for number, line in enumerate(result.first_wrong.lines()):
+            show.note(f"{'bisect:' if number == 0 else '':8}{line}")
     click.echo(f"reference: {result.reference}")
     click.echo(f"twin:      {result.twin}")
     for number, rule in enumerate(result.rules):
