@@ -22,7 +22,7 @@ from trtconvert.choice.neighbourhood import Surroundings
 from trtconvert.choice.trials import Trials
 from trtconvert.custom_ops import libraries, wishes
 from trtconvert.custom_ops.creators import Creator
-from trtconvert.custom_ops.custom import PluginNode
+from trtconvert.custom_ops.custom import Custom, PluginNode
 from trtconvert.errors import NoUsableGpuError
 from trtconvert.files import check_outputs, write_files
 from trtconvert.fuse import NearMiss, fuse_model
@@ -78,7 +78,9 @@ def build(
     baked = bake.bake(proto, options.bake)
     profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
-    conversion = Conversion(options.precision, onnx_model.copy(proto), source.parent, profile) if converts else None
+    custom = Custom.of(backend, options.wishes)
+    source_model = onnx_model.copy(proto) if converts else proto
+    conversion = Conversion(options.precision, source_model, source.parent, profile, custom) if converts else None
     maker = Maker(backend, options, source, targets, conversion)
     chosen = _choose(proto, wanted, maker, profile, progress)
     made = chosen.made or maker.make(proto, profile, progress)
@@ -86,6 +88,7 @@ def build(
         point: f"the {point} sizes of the inputs do not go together: {reason}" for point, reason in made.unfit.items()
     } | misfits
     plugin_nodes, data = made.lowered.plugin_nodes, made.plan
+    converted_notes = made.converted.notes if made.converted else []
     written = _converted_files(made, plan, source)
     described = Manifest(
         tool=f"trtconvert {trtconvert.__version__}",
@@ -124,7 +127,15 @@ def build(
         chosen.choices,
         chosen.whole,
         plugin_nodes,
-        [*loaded, *profile.notices, *misfits.values(), *made.lowered.notes, *made.notes, *chosen.notes],
+        [
+            *loaded,
+            *profile.notices,
+            *misfits.values(),
+            *made.lowered.notes,
+            *made.notes,
+            *(made.converted.notes if made.converted else ()),
+            *chosen.notes,
+        ],
         time.monotonic() - started,
     )
 
