@@ -129,11 +129,11 @@ def build(
         plugin_nodes,
         [
             *loaded,
+            *converted_notes,
             *profile.notices,
             *misfits.values(),
             *made.lowered.notes,
             *made.notes,
-            *(made.converted.notes if made.converted else ()),
             *chosen.notes,
         ],
         time.monotonic() - started,

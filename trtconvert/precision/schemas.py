@@ -49,7 +49,7 @@ def flexible(
     given = [_variable(schema.inputs, i, schema) for i in range(len(node.input))]
     made = [_variable(schema.outputs, i, schema) for i in range(len(node.output))]
     bound = {variable for variable in given if variable} | ({*made} if node.op_type in RETYPED else set())
-    allowed = {c.type_param_str for c in schema.type_constraints if f"tensor({target})" in c.allowed_type_strs}
+    allowed = {c.type_param_str for c in schema.type_constraints if _type(target) in c.allowed_type_strs}
     found = Flexible(
         tuple(v in allowed and dtype in changing for v, dtype in zip(given, inputs, strict=True)),
         tuple(v in allowed & bound and dtype in changing for v, dtype in zip(made, outputs, strict=True)),
@@ -59,6 +59,11 @@ def flexible(
     return f"ONNX has no {node.op_type} in {target} in opset {opset}"
 
 
+def _type(dtype: str) -> str:
+    """ONNX's name of a float dtype."""
+    return f"tensor({'float' if dtype == 'float32' else dtype})"
+
+
 def opset_for(op_type: str, opset: int, target: str, newest: int) -> int:
     """The first opset, from this one on, in which the op takes the target type; this one if there is none up to the newest."""
     for version in range(opset, newest + 1):
@@ -66,7 +71,7 @@ def opset_for(op_type: str, opset: int, target: str, newest: int) -> int:
         if schema is None:
             continue
         floats = [c.allowed_type_strs for c in schema.type_constraints if "tensor(float)" in c.allowed_type_strs]
-        if any(f"tensor({target})" in allowed for allowed in floats):
+        if any(_type(target) in allowed for allowed in floats):
             return version
     return opset
 
