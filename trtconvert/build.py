@@ -197,7 +197,8 @@ def _choose(
             return choose(proto, folder, wanted.ops, Trials(proto, wanted.ops, maker, profile, progress))
         except NoUsableGpuError as error:
             notes.append(f"fusions were not measured here: {error.what}")
-    table = Table(Surroundings(proto, folder, profile.ranges), maker.targets)
+    dtype = maker.conversion.kind.dtype if maker.conversion is not None else ""
+    table = Table(Surroundings(proto, folder, profile.ranges), maker.targets, dtype)
     return dataclasses.replace(choose(proto, folder, wanted.ops, table), notes=notes)
 
 
