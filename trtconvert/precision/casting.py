@@ -212,16 +212,15 @@ class Casting:
         """Attributes that say the type of the output."""
         if node.op_type not in schemas.RETYPED or outputs[0] not in self.changing:
             return
-        values = onnx_model.attribute_values(node)
-        retain(node.attribute, lambda a: a.name not in ("to", "value"))
         if node.op_type == "Cast":
+            retain(node.attribute, lambda a: a.name != "to")
             node.attribute.append(helper.make_attribute("to", elem_type(self.target)))
             return
-        tensor = values.get("value")
+        tensor = constant(node)
         array = numpy_helper.to_array(tensor) if tensor is not None else np.zeros(1, np.float32)
-        node.attribute.append(
-            helper.make_attribute("value", numpy_helper.from_array(self.rounded(node.output[0], array), "value"))
-        )
+        value = numpy_helper.from_array(self.rounded(node.output[0], array), "value")
+        del node.attribute[:]
+        node.attribute.append(helper.make_attribute("value", value))
 
     def _rebody(self, scope: _Scope, node: NodeProto, rank: int | None) -> None:
         """The body of a plugin node, written for its types."""
@@ -309,7 +308,7 @@ def hoist_constants(model: ModelProto) -> None:
     for graph in onnx_model.all_graphs(model.graph):
         kept: list[NodeProto] = []
         for node in graph.node:
-            tensor = _constant(node)
+            tensor = constant(node) if node.op_type == "Constant" else None
             if tensor is None or node.output[0] in {o.name for o in graph.output}:
                 kept.append(node)
             else:
@@ -319,8 +318,9 @@ def hoist_constants(model: ModelProto) -> None:
             replace_nodes(graph, kept)
 
 
-def _constant(node: NodeProto) -> TensorProto | None:
-    if node.op_type != "Constant" or node.domain not in onnx_model.STANDARD_DOMAINS or not node.attribute:
+def constant(node: NodeProto) -> TensorProto | None:
+    """What a Constant node holds, or a ConstantOfShape repeats, where that is floats and said."""
+    if node.domain not in onnx_model.STANDARD_DOMAINS or not node.attribute:
         return None
     attribute: AttributeProto = node.attribute[0]
     if attribute.name == "value":
@@ -328,6 +328,5 @@ def _constant(node: NodeProto) -> TensorProto | None:
         tensor.CopyFrom(attribute.t)
         return tensor if onnx_model.dtype_name(tensor.data_type) in kinds.FLOATS else None
     if attribute.name in ("value_float", "value_floats"):
-        value = helper.get_attribute_value(attribute)
-        return numpy_helper.from_array(np.asarray(value, np.float32))
+        return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), np.float32))
     return None

@@ -19,7 +19,7 @@ from trtconvert.errors import ConvertError
 from trtconvert.graph import GraphView
 from trtconvert.inputs import random_feeds
 from trtconvert.manifest import model_io
-from trtconvert.precision import casters, engines
+from trtconvert.precision import casters
 from trtconvert.precision.casting import Casting
 from trtconvert.precision.islands import Islands
 from trtconvert.precision.kinds import KINDS
@@ -100,7 +100,7 @@ class Conversion:
         if not interior:
             self._check_kept(ready)
         ready = raise_opset(ready, self.kind.dtype)
-        islands = Islands(self.kind, self.extents, self.options.keep_fp32, engines.lacking(self.kind.dtype))
+        islands = Islands(self.kind, self.extents, self.options.keep_fp32)
         kept: list[Kept] = []
 
         def told(view: GraphView, node: NodeProto, reason: str) -> None:

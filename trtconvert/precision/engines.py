@@ -1,15 +1,20 @@
-"""What TensorRT cannot have in a float type although ONNX can."""
+"""What TensorRT cannot have in a float type although ONNX can. Seen: TensorRT-RTX 1.7.1, `python -m tests.suites.precision`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from onnx import NodeProto
 
 _LACKING = {
-    "float16": (),
-    "bfloat16": ("ConvTranspose",),
-}  # seen: TensorRT-RTX 1.7.1, with ONNX's node tests
+    "float16": frozenset[str](),
+    "bfloat16": frozenset(("Col2Im", "ConvTranspose", "GRU", "HardSwish", "LpNormalization", "Mish")),
+}
+_LENGTHS = 4  # the input of an LSTM
 
 
-def lacking(dtype: str) -> Mapping[str, str]:
-    """Op to the sentence that it stays in float32 for."""
-    return {op: f"TensorRT has no {op} in {dtype}" for op in _LACKING.get(dtype, ())}
+def lacking(node: NodeProto, dtype: str) -> str | None:
+    """The sentence for which the standard op stays in float32; None if it need not."""
+    if node.op_type in _LACKING.get(dtype, ()):
+        return f"TensorRT has no {node.op_type} in {dtype}"
+    if node.op_type == "LSTM" and len(node.input) > _LENGTHS and node.input[_LENGTHS]:
+        return f"TensorRT has no LSTM with lengths in {dtype}"
+    return None

@@ -15,6 +15,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 from trtconvert.custom_ops.wishes import is_meant
 from trtconvert.graph import GraphView
 from trtconvert.model import STANDARD_DOMAINS, numpy_dtype
+from trtconvert.precision import engines
 from trtconvert.precision.kinds import Kind
 from trtconvert.precision.measure import Extent, of_array
 from trtconvert.precision.uses import Uses, epsilon
@@ -45,13 +46,11 @@ class Islands:
     """Says of each node of a model why it stays in float32.
 
     extents: by tensor, after the path of its graph; None if nothing could be measured. keep: nodes and ops that are to stay.
-    refused: op type to why the engine cannot have it in that type.
     """
 
     kind: Kind
     extents: Mapping[str, Extent] | None
     keep: Collection[str] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
     uses: Uses = field(default_factory=Uses)
     _constants: dict[tuple[int, str], Extent | None] = field(default_factory=dict)
 
@@ -61,8 +60,8 @@ class Islands:
             return "--keep-fp32"
         if node.domain not in STANDARD_DOMAINS:
             return next(self._of_values(view, node), None)
-        if node.op_type in self.refused:
-            return self.refused[node.op_type]
+        if (lacking := engines.lacking(node, self.kind.dtype)) is not None:
+            return lacking
         reasons = chain(self._of_op(view, node), self._of_uses(view, node), self._of_values(view, node))
         return next(reasons, None)
 

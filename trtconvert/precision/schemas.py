@@ -20,8 +20,9 @@ _TYPED_BY_ATTRIBUTE = frozenset(
         *("EyeLike", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "BitCast"),
     )
 )
-# The same, but `casting` writes the attribute anew.
-RETYPED = ("Cast", "ConstantOfShape")
+RETYPED = ("Cast", "Constant", "ConstantOfShape")  # the same, but `casting` writes the attribute anew
+_OF_GRAPHS = ("If", "Loop", "Scan")  # whose results' types the graphs inside say
+_STAY = {"LayerNormalization": "U"}  # type variables of results that stay: mean and deviation, by stash_type
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,14 @@ def flexible(
         return "the types of its tensors are not all known"
     given = [_variable(schema.inputs, i, schema) for i in range(len(node.input))]
     made = [_variable(schema.outputs, i, schema) for i in range(len(node.output))]
-    bound = {variable for variable in given if variable} | ({*made} if node.op_type in RETYPED else set())
+    if node.op_type == "DequantizeLinear" and not any(a.name == "output_dtype" for a in node.attribute):
+        made = [given[1]]
+    bound = {variable for variable, name in zip(given, node.input, strict=True) if name}
+    free = [v for v, dtype in zip(made, outputs, strict=True) if dtype in changing and v not in bound]
+    if node.op_type in (*RETYPED, *_OF_GRAPHS):
+        bound |= {*free}
+    elif any(variable != _STAY.get(node.op_type) for variable in free):
+        return f"{node.op_type} makes the type that it says itself"
     allowed = {c.type_param_str for c in schema.type_constraints if _type(target) in c.allowed_type_strs}
     found = Flexible(
         tuple(v in allowed and dtype in changing for v, dtype in zip(given, inputs, strict=True)),
