@@ -17,6 +17,7 @@ import trtconvert
 from trtconvert import gpu, launch, manifest, shapes
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
+from trtconvert.bodies import add_bodies
 from trtconvert.choice.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
 from trtconvert.choice.neighbourhood import Surroundings
 from trtconvert.choice.trials import Trials
@@ -144,7 +145,9 @@ def _converted_files(made: Made, plan: Path, source: Path) -> dict[Path, bytes |
     """The converted model's files, the model itself last; none if nothing was converted."""
     if made.converted is None:
         return {}
-    return onnx_model.files(made.converted.model, manifest.converted_path(plan), source)
+    model = onnx_model.copy(made.converted.model)
+    add_bodies(model)  # of custom nodes that were not fused: onnxruntime is to run the file
+    return onnx_model.files(model, manifest.converted_path(plan), source)
 
 
 def _precision(

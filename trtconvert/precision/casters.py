@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from trtconvert import model as onnx_model
 from trtconvert import registry, weights
@@ -45,6 +45,7 @@ def with_onnxruntime(model: ModelProto, folder: Path, kind: Kind, islands: Islan
         bare, keep_io_types=not io, disable_shape_infer=True, op_block_list=[], node_block_list=kept
     )
     structure.settle(made, "onnxruntime's converter")  # it puts Casts behind the nodes that read them
+    _join_islands(made)
     _rebody(made, model, folder, kind, kept)
     return made
 
@@ -95,6 +96,20 @@ def _typed(model: ModelProto, folder: Path) -> ModelProto:
     retain(copy.functions, lambda f: not is_ours(f.domain))
     weights.take_in(onnx_model.external_tensors(copy), folder)
     return copy
+
+
+def _join_islands(model: ModelProto) -> None:
+    """Take away Casts to float16 and back between two nodes in float32: values that made the nodes stay would be lost there."""
+    for graph in onnx_model.all_graphs(model.graph):
+        casts = {node.output[0]: node for node in graph.node if node.op_type == "Cast"}
+        to = {name: onnx_model.attribute_values(node)["to"] for name, node in casts.items()}
+        wide = {
+            name: casts[node.input[0]].input[0]
+            for name, node in casts.items()
+            if to[name] == TensorProto.FLOAT and to.get(node.input[0]) == TensorProto.FLOAT16
+        }
+        for node in graph.node:
+            node.input[:] = [wide.get(name, name) for name in node.input]
 
 
 def _rebody(made: ModelProto, model: ModelProto, folder: Path, kind: Kind, kept: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from trtconvert.graph import GraphView
 from trtconvert.inputs import random_feeds
 from trtconvert.manifest import model_io
 from trtconvert.precision import casters
-from trtconvert.precision.casting import Casting
+from trtconvert.precision.casting import Casting, Stays, Told
 from trtconvert.precision.islands import Islands
 from trtconvert.precision.kinds import KINDS
 from trtconvert.precision.measure import Extent, measure
@@ -95,8 +95,9 @@ class Conversion:
         ready = prepare(model, self.folder, profile.fixed, self.custom)
         io = self.kind.dtype if interior else "" if self.options.io == KEEP else KINDS[self.options.io].dtype
         if self.kind.dtype == "float32":
-            _cast(ready, self.folder, "float32", lambda *_: None, io)
-            return self._checked(Converted(ready), interior)
+            made = onnx_model.copy(ready)
+            _cast(made, self.folder, "float32", lambda *_: None, io)
+            return Converted(made) if interior else _checked(Converted(made), ready, CASTERS[0])
         if not interior:
             self._check_kept(ready)
         ready = raise_opset(ready, self.kind.dtype)
@@ -106,16 +107,13 @@ class Conversion:
         def told(view: GraphView, node: NodeProto, reason: str) -> None:
             kept.append(Kept(view.path + wishes.default_name(node), node.op_type, reason))
 
+        made = onnx_model.copy(ready)
         if self.options.caster == CASTERS[0]:
-            _cast(ready, self.folder, self.kind.dtype, islands.reason, io, told, islands)
+            _cast(made, self.folder, self.kind.dtype, islands.reason, io, told, islands)
         else:
-            ready = casters.by_name(self.options.caster)(ready, self.folder, self.kind, islands, io, told)
-        return self._checked(Converted(ready, kept, self._counted.told, list(self.notes)), interior)
-
-    def _checked(self, converted: Converted, interior: bool) -> Converted:
-        if not interior:
-            onnx_model.check(converted.model)
-        return converted
+            made = casters.by_name(self.options.caster)(made, self.folder, self.kind, islands, io, told)
+        converted = Converted(made, kept, self._counted.told, list(dict.fromkeys(self.notes)))
+        return converted if interior else _checked(converted, ready, self.options.caster)
 
     def _check_kept(self, ready: ModelProto) -> None:
         """ConvertError for what --keep-fp32 names and neither the source nor the model made from it has."""
@@ -129,10 +127,36 @@ class Conversion:
 
 
 def _cast(
-    model: ModelProto, folder: Path, target: str, stays: Any, io: str, told: Any = lambda *_: None, islands: Islands | None = None
-) -> None:  # fmt: skip
+    model: ModelProto,
+    folder: Path,
+    target: str,
+    stays: Stays,
+    io: str,
+    told: Told = lambda *_: None,
+    islands: Islands | None = None,
+) -> None:
     rounded = islands.rounded if islands is not None else None
     Casting(model, folder, views(model, folder), ("float32",), target, stays, told, io, rounded).run()
+
+
+def _checked(converted: Converted, before: ModelProto, caster: str) -> Converted:
+    """The same, if it is valid. What ONNX's checker did not take before either is no fault of the conversion."""
+    fault = _fault(converted.model)
+    if fault is not None and _fault(before) is None:
+        raise ConvertError(
+            f"the converter ({caster}) made a model that is not valid ONNX: {fault.what}",
+            where=fault.where,
+            fix="report this model, and keep the node as it is meanwhile: --keep-fp32 NODE",
+        )
+    return converted
+
+
+def _fault(model: ModelProto) -> ConvertError | None:
+    try:
+        onnx_model.check(model)
+    except ConvertError as error:
+        return error
+    return None
 
 
 def _random(model: ModelProto, profile: Profile) -> Feeds:

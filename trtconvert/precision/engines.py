@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnx import NodeProto
 
 _LACKING = {
-    "float16": frozenset[str](),
-    "bfloat16": frozenset(("Col2Im", "ConvTranspose", "GRU", "HardSwish", "LpNormalization", "Mish")),
+    "float16": frozenset(("TensorScatter",)),
+    "bfloat16": frozenset(("Col2Im", "ConvTranspose", "GRU", "HardSwish", "LpNormalization", "Mish", "TensorScatter")),
 }
 _LENGTHS = 4  # the input of an LSTM
 

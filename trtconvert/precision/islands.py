@@ -101,11 +101,11 @@ class Islands:
         made = [name for name in node.output if name in floats]
         if any(self.uses.is_size(view, name) for name in made):
             yield "computes with sizes of tensors"
-        large = [n for n in floats if (e := self._extent(view, n)) is not None and e.largest > self.kind.integers]
+        large = [n for n in floats if self._reaches(view, n, self.kind.integers)]
         if any(self.uses.is_count(view, name) for name in large):
             yield f"counts beyond {self.kind.integers:,}, up to which {self.kind.dtype} holds every integer"
         widest = 2 * TURN * self.kind.integers  # the step between numbers of this size is twice the error
-        angles = [n for n in floats if (e := self._extent(view, n)) is not None and e.largest > widest]
+        angles = [n for n in floats if self._reaches(view, n, widest)]
         if any(self.uses.is_angle(view, name) for name in angles) or (node.op_type in ("Sin", "Cos", "Tan") and angles):
             yield f"takes the sine of angles beyond {widest:.0f}, which {self.kind.dtype} has to {TURN} radians"
 
@@ -119,7 +119,7 @@ class Islands:
                     yield from self._of_constant(view, node, name, constant)
                     continue
                 extent = self._extent(view, name)
-                if extent is not None and extent.largest > limit and not self._vanishes(view, name, extent):
+                if extent is not None and self._reaches(view, name, limit):
                     yield f"{verb} values up to {extent.largest:.3g}, {dtype} ends at {self.kind.largest:.5g}"
                 floor = self._floor(view, name, extent)
                 if floor < STEPS * self.kind.least and self.uses.is_divisor(view, name):
@@ -135,9 +135,12 @@ class Islands:
         if node.op_type == "BatchNormalization" and name == node.input[4] and extent.least < STEPS * self.kind.least:
             yield f"has a variance of {extent.least:.1e}, {dtype} begins at {self.kind.least:.1e}"
 
-    def _vanishes(self, view: GraphView, name: str, extent: Extent) -> bool:
-        """Whether what is too large of the tensor is a mask."""
-        return extent.high <= self.kind.largest / HEADROOM and self.uses.is_mask(view, name)
+    def _reaches(self, view: GraphView, name: str, limit: float) -> bool:
+        """Whether the tensor has values beyond the limit that matter: a mask's numbers below zero do not."""
+        extent = self._extent(view, name)
+        if extent is None or extent.largest <= limit:
+            return False
+        return extent.high > limit or not self.uses.is_mask(view, name)
 
     def _floor(self, view: GraphView, name: str, extent: Extent | None) -> float:
         """The least value that the tensor may have: as measured, or by the epsilon that was added."""
