@@ -149,7 +149,7 @@ class Trials:
         return self._native
 
     def _timed(self, how: str, made: Mapping[str, Made], model: ModelProto, profile: Profile) -> _Outcome:
-        times, graph = self._time(self._load(made), _feeds(model, profile))
+        times, graph = self._time(self._load(made), _as_taken(_feeds(model, profile), made[NATIVE]))
         return _Outcome(how, times[NATIVE], times[PLUGINS], graph)
 
     def _load(self, made: Mapping[str, Made]) -> dict[str, Engine]:
@@ -193,9 +193,10 @@ class Trials:
     def _compared(self, made: Mapping[str, Made]) -> Whole:
         """Plugins stay if they are faster and as exact as native layers, or if native layers are wrong and they are not."""
         engines, feeds = self._load(made), _feeds(self.source, self.profile)
+        taken = _as_taken(feeds, made[NATIVE])
         measured = Whole(False, "", self.machine)
         if PLUGINS in engines:
-            times, graph = self._time(engines, feeds)
+            times, graph = self._time(engines, taken)
             reason = f"the whole engine is no faster: {times[PLUGINS]:.1f} us, native {times[NATIVE]:.1f} us"
             faster = times[PLUGINS] < times[NATIVE]
             measured = Whole(faster, "" if faster else reason, self.machine, times[NATIVE], times[PLUGINS], graph)
@@ -204,7 +205,7 @@ class Trials:
         except Exception as error:  # noqa: BLE001  # onnxruntime's have no common base of their own
             unchecked = measured.reason or f"its accuracy was not checked: {_what(error)}"
             return dataclasses.replace(measured, reason=unchecked if measured.kept else measured.reason)
-        outputs = {name: engine.run(feeds) for name, engine in engines.items()}
+        outputs = {name: engine.run(taken) for name, engine in engines.items()}
         errors = {
             name: {engine: relative_l2(got[name], want) for engine, got in outputs.items()}
             for name, want in expected.items()
@@ -242,6 +243,12 @@ def _feeds(model: ModelProto, profile: Profile) -> dict[str, NDArray[Any]]:
     )
     _, feeds = next(random_feeds(model_io(model, "input"), opt, seed=0, values=values))
     return feeds
+
+
+def _as_taken(feeds: Mapping[str, NDArray[Any]], made: Made) -> dict[str, NDArray[Any]]:
+    """Inputs in the types of the engine, whose floats may have been converted."""
+    types = {io.name: onnx_model.numpy_dtype(io.dtype) for io in made.inputs}
+    return {name: array.astype(types[name]) if name in types else array for name, array in feeds.items()}
 
 
 def relative_l2(got: NDArray[Any], expected: NDArray[Any]) -> float:
