@@ -9,7 +9,6 @@ import dataclasses
 import datetime
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from onnx import ModelProto
 from trtconvert import gpu, manifest, reference, registry, shapes
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
+from trtconvert.accuracy.results import Errors, OutputResult, VerifyResult
 from trtconvert.backend import select
 from trtconvert.bodies import add_bodies
 from trtconvert.custom_ops import libraries
@@ -39,42 +39,6 @@ TOLERANCES = {
     ENGINE: {"float64": 2e-3, "float32": 2e-3, "float16": 5e-3, "bfloat16": 3e-2, "int8": 3e-2},
 }
 PEAK = 10  # an element may be off by this many times the tolerance, relative to the largest element
-
-
-@dataclass(frozen=True)
-class OutputResult:
-    """One output of one comparison at one shape.
-
-    max_abs: largest |got - expected|. max_rel: the same over |expected|, where that is above 1e-3 of the largest
-    element. rel_l2: ||got - expected|| / ||expected||. tolerance: for rel_l2; rule: whose it is. fault: empty if passed.
-    """
-
-    comparison: str
-    shapes: str
-    output: str
-    max_abs: float
-    max_rel: float
-    rel_l2: float
-    tolerance: float
-    rule: str
-    fault: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return not self.fault
-
-
-@dataclass
-class VerifyResult:
-    """All comparisons; engine_skipped says why the engine was not run, empty if it was."""
-
-    rows: list[OutputResult] = field(default_factory=list)
-    engine_skipped: str = ""
-    notices: list[str] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.rows) and all(row.passed for row in self.rows)
 
 
 def verify(
@@ -242,7 +206,8 @@ def _compare(
     comparison: str, shapes: str, name: str, got: NDArray[Any] | None, expected: NDArray[Any], limit: float, rule: str
 ) -> OutputResult:
     def row(fault: str, max_abs: float = np.nan, max_rel: float = np.nan, rel_l2: float = np.nan) -> OutputResult:
-        return OutputResult(comparison, shapes, name, max_abs, max_rel, rel_l2, limit, rule, fault)
+        errors = Errors(expected.size, max_abs, max_rel, rel_l2)
+        return OutputResult(comparison, shapes, name, errors, limit, rule, fault)
 
     if got is None:
         return row("the output is missing")
@@ -284,7 +249,7 @@ def _note(described: Manifest, plan: Path, result: VerifyResult) -> None:
         "machine": f"{here.name} ({here.arch})" if here else f"{platform.machine()} CPU, no GPU",
         "engine_run": not result.engine_skipped,
         "passed": result.passed,
-        "rows": [dataclasses.asdict(row) for row in result.rows],
+        "rows": [row.as_dict(evidence=False) for row in result.rows],
     }
     try:
         manifest.write(dataclasses.replace(described, verifications=[*described.verifications, entry]), plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -36,7 +35,7 @@ def command(plan: Path, inputs: Path | None, seed: int, tolerance: float | None,
             {
                 "passed": result.passed,
                 "engine_skipped": result.engine_skipped,
-                "rows": [dataclasses.asdict(row) | {"passed": row.passed} for row in result.rows],
+                "rows": [row.as_dict() for row in result.rows],
             }
         )
     else:
