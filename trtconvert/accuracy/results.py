@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from trtconvert.feeds.roles import Role
+
 NAN = float("nan")
 
 
@@ -109,7 +111,7 @@ class OutputResult:
 @dataclass
 class VerifyResult:
     """All comparisons. engine_skipped: why the engine was not run, empty if it was. rules: the rules in words, in the
-    order of the checks. reference, twin: what the outputs were compared with."""
+    order of the checks. reference, twin: what the outputs were compared with. roles: what random inputs were taken for."""
 
     rows: list[OutputResult] = field(default_factory=list)
     engine_skipped: str = ""
@@ -118,6 +120,7 @@ class VerifyResult:
     reference: str = ""
     twin: str = ""
     rules: list[str] = field(default_factory=list)
+    roles: dict[str, Role] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:

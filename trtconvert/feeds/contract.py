@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtconvert.errors import ConvertError
-from trtconvert.inputs import NO_VALUES, Points
+from trtconvert.inputs import Points
 from trtconvert.manifest import IO, Manifest
 
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"
@@ -26,6 +26,11 @@ class Batch:
     sample: int = 0
     expected: Arrays = field(default_factory=dict)
 
+    @property
+    def title(self) -> str:
+        """The label, with the number from the second sample on."""
+        return f"{self.label} #{self.sample + 1}" if self.sample else self.label
+
 
 @dataclass(frozen=True)
 class Contract:
@@ -35,8 +40,8 @@ class Contract:
 
     inputs: Sequence[IO]
     outputs: Sequence[str] = ()
-    profile: Points = NO_VALUES
-    values: Points = NO_VALUES
+    profile: Points = field(default_factory=dict)
+    values: Points = field(default_factory=dict)
     unfit: Sequence[str] = ()
     baked: Sequence[str] = ()
 

@@ -18,6 +18,7 @@ from trtconvert.feeds.draw import draw
 from trtconvert.feeds.roles import Role
 from trtconvert.inputs import Point, arrays, points
 from trtconvert.manifest import IO
+from trtconvert.monitor import Progress
 from trtconvert.shapes import unknown_input
 
 
@@ -49,7 +50,17 @@ class Feeds:
     def notes(self) -> list[str]:
         """A sentence per input that is more than plain random numbers."""
         plain = (roles.NORMAL, roles.VALUES)
-        return [f"{name}: {role.sentence}" for name, role in self.roles.items() if role.kind not in plain]
+        return [f"input {name}: {role.sentence}" for name, role in self.roles.items() if role.kind not in plain]
+
+    def told(self, progress: Progress | None) -> Iterator[Batch]:
+        """The batches; `progress` is told how many are done."""
+        done = -1
+        for done, batch in enumerate(self.batches):
+            if progress is not None:
+                progress("comparing", done, self.count or 0)
+            yield batch
+        if progress is not None:
+            progress("comparing", done + 1, self.count or 0)
 
 
 def feeds(options: FeedOptions, model: ModelProto, folder: Path, contract: Contract) -> Feeds:
@@ -94,9 +105,7 @@ def _samples(place: Point, options: FeedOptions, places: Sequence[Point]) -> int
     return (options.samples or 1) if place.name == middle else 1
 
 
-def _roles(
-    options: FeedOptions, model: ModelProto, folder: Path, contract: Contract, place: Point
-) -> dict[str, Role]:
+def _roles(options: FeedOptions, model: ModelProto, folder: Path, contract: Contract, place: Point) -> dict[str, Role]:
     found = roles.of_inputs(model, folder, contract.inputs, place.shapes)
     found |= {
         name: Role(roles.GIVEN, low, high, "as --input-range says") for name, (low, high) in options.ranges.items()
@@ -124,7 +133,9 @@ def parse_ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
         except ValueError:
             low, high = np.nan, np.nan
         if not name or not np.isfinite([low, high]).all():
-            raise ConvertError(f"cannot read --input-range {text!r}", fix="write --input-range NAME=LOW,HIGH, such as x=0,255")
+            raise ConvertError(
+                f"cannot read --input-range {text!r}", fix="write --input-range NAME=LOW,HIGH, such as x=0,255"
+            )
         if low > high:
             raise ConvertError(f"--input-range {name}: {low:g} is more than {high:g}", fix="give the lower bound first")
         ranges[name] = (low, high)

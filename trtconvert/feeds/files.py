@@ -110,7 +110,9 @@ def _tensor(file: Path) -> tuple[str, NDArray[Any]]:
         return tensor.name, np.asarray(numpy_helper.to_array(tensor, str(file.parent)))
     except (OSError, DecodeError, ValueError, TypeError, onnx.checker.ValidationError) as error:
         raise ConvertError(
-            f"not a tensor file: {str(error).splitlines()[0]}", where=str(file), fix="write it as a serialized TensorProto"
+            f"not a tensor file: {str(error).splitlines()[0]}",
+            where=str(file),
+            fix="write it as a serialized TensorProto",
         ) from error
 
 

@@ -20,6 +20,12 @@ _CARRY = {
     "Min": None,
     "Concat": None,
 }
+# Ops that an image goes through on its way to the first layer, besides.
+_PREPARE = {
+    **dict.fromkeys(("Sub", "Add", "Mul", "Div"), (0, 1)),
+    **dict.fromkeys(("Resize", "Upsample", "BatchNormalization", "SpaceToDepth"), (0,)),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), (0,)),
+}
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,17 @@ class Flow:
                 for position, name in enumerate(node.input):
                     readers.setdefault(name, []).append((node, position))
 
-    def uses(self, name: str) -> Iterator[Use]:
+    def uses(self, name: str, prepared: bool = False) -> Iterator[Use]:
         """Each use of the input, near ones first. Where a value arrives both plain and with something added, as in
-        Where(i < 0, i + n, i), the plain one counts."""
+        Where(i < 0, i + n, i), the plain one counts. prepared: follow it through scaling and resizing too."""
         pending, seen = deque([(self.views[0], name, 0)]), {(id(self.views[0]), name)}
         while pending:
             view, tensor, offset = pending.popleft()
             for reader, node, position in self._reads(view, tensor):
                 yield Use(reader, node, position, offset)
                 moved = _carried(reader, node, position)
+                if moved is None and prepared and position in _PREPARE.get(node.op_type, ()):
+                    moved = 0
                 for made in node.output if moved is not None else ():
                     if made and (id(reader), made) not in seen:
                         seen.add((id(reader), made))

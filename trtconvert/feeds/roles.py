@@ -35,6 +35,7 @@ _NO_IMAGE_NAME = re.compile(r"mask|latent|noise|sample|embed|feature|hidden", re
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 _INTEGER_MATHS = ("DequantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
+_FIRST_LAYERS = ("Conv", "ConvInteger", "QLinearConv", "MatMul", "MatMulInteger", "QLinearMatMul", "Gemm")  # of an image
 _MIN_PIXELS = 8  # height and width; smaller maps are features
 
 Shapes: TypeAlias = "Mapping[str, Sequence[int]]"
@@ -61,16 +62,13 @@ class Role:
 
 def of_inputs(model: ModelProto, folder: Path, inputs: Sequence[IO], shapes: Shapes) -> dict[str, Role]:
     """The role of each input where they have these shapes. folder: of external data."""
-    integers = [io for io in inputs if _is_integer(io.dtype)]
+    asked = [io for io in inputs if _is_integer(io.dtype) or _layout(io, shapes[io.name])]
     flow = None
-    if integers:  # of floats, shape and name say all that is asked
+    if asked:
         flat = inline_local(copy(model)) if model.functions else model
         flow = Flow(views(flat, folder, {io.name: shapes[io.name] for io in inputs}))
-    found = {}
-    for io in inputs:
-        uses = list(flow.uses(io.name)) if flow is not None and (io in integers or io.dtype == "bool") else []
-        found[io.name] = _role(io, shapes, uses, inputs)
-    return found
+    uses = {io.name: list(flow.uses(io.name, not _is_integer(io.dtype))) for io in asked if flow is not None}
+    return {io.name: _role(io, shapes, uses.get(io.name, []), inputs) for io in inputs}
 
 
 def _role(io: IO, shapes: Shapes, uses: Sequence[Use], inputs: Sequence[IO]) -> Role:
@@ -78,7 +76,7 @@ def _role(io: IO, shapes: Shapes, uses: Sequence[Use], inputs: Sequence[IO]) -> 
     if io.dtype == "bool":
         return _mask(io.name, "by its name") if _MASK_NAME.search(io.name) else Role(BITS, 0, 1, "as bool")
     if not _is_integer(io.dtype):
-        return _float(io, shape)
+        return _float(io, shape, uses)
     if index := _index(uses):
         return _within(index, io.dtype)
     if use := next((u for u in uses if _is_mask(u)), None):
@@ -97,14 +95,21 @@ def _role(io: IO, shapes: Shapes, uses: Sequence[Use], inputs: Sequence[IO]) -> 
     return Role(BITS, 0, 1, "as nothing says more of it")
 
 
-def _float(io: IO, shape: Sequence[int]) -> Role:
+def _float(io: IO, shape: Sequence[int], uses: Sequence[Use]) -> Role:
     if _ATTENTION_NAME.search(io.name) and len(shape) == 2:
         return _mask(io.name, "by its name")
-    if len(shape) == 4 and not _NO_IMAGE_NAME.search(io.name):
+    if any(use.node.op_type in _FIRST_LAYERS for use in uses):
+        return Role(IMAGE, 0, 1, f"by its shape: {_layout(io, shape)}")
+    return Role(NORMAL, None, None, "")
+
+
+def _layout(io: IO, shape: Sequence[int]) -> str:
+    """How the pixels of what may be an image lie; empty if it cannot be one."""
+    if io.dtype.startswith(("float", "bfloat")) and len(shape) == 4 and not _NO_IMAGE_NAME.search(io.name):
         for layout, channels, pixels in (("NCHW", shape[1], shape[2:]), ("NHWC", shape[3], shape[1:3])):
             if channels in (1, 3, 4) and min(pixels) >= _MIN_PIXELS:
-                return Role(IMAGE, 0, 1, f"by its shape: {layout} with {channels} channel{'s' * (channels > 1)}")
-    return Role(NORMAL, None, None, "")
+                return f"{layout} with {channels} channel{'s' * (channels > 1)}"
+    return ""
 
 
 def _mask(name: str, why: str) -> Role:

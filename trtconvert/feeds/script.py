@@ -59,7 +59,9 @@ def _load(path: Path) -> ModuleType:
     name = f"trtconvert_inputs_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
-        raise ConvertError("the input script is not a Python file", where=str(path), fix="give it a name that ends in .py")
+        raise ConvertError(
+            "the input script is not a Python file", where=str(path), fix="give it a name that ends in .py"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up
     sys.path.insert(0, str(path.resolve().parent))
@@ -72,9 +74,7 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _made(
-    function: Callable[..., Any], path: Path, script: str, inputs: list[IO], seed: int
-) -> Iterator[Any]:
+def _made(function: Callable[..., Any], path: Path, script: str, inputs: list[IO], seed: int) -> Iterator[Any]:
     """What the function yields; a single dict that it returns counts as one."""
     given = {"seed": seed, "inputs": inputs}
     wanted = inspect.signature(function).parameters.values()
@@ -98,7 +98,9 @@ def _made(
 def _iterated(made: Any, script: str) -> Any:
     if not hasattr(made, "__iter__"):
         raise ConvertError(
-            f"the function gives {_kind(made)}, not dicts of arrays by input", where=script, fix=f"write it like: {EXAMPLE}"
+            f"the function gives {_kind(made)}, not dicts of arrays by input",
+            where=script,
+            fix=f"write it like: {EXAMPLE}",
         )
     return made
 
@@ -106,14 +108,21 @@ def _iterated(made: Any, script: str) -> Any:
 def _arrays(made: Any, dtypes: Mapping[str, str], where: str) -> dict[str, NDArray[Any]]:
     if not isinstance(made, Mapping):
         raise ConvertError(
-            f"the function yields {_kind(made)}, not a dict of arrays by input", where=where, fix=f"write it like: {EXAMPLE}"
+            f"the function yields {_kind(made)}, not a dict of arrays by input",
+            where=where,
+            fix=f"write it like: {EXAMPLE}",
         )
     arrays = {}
     for name, value in made.items():
         dtype = numpy_dtype(dtypes[name]) if name in dtypes and isinstance(value, list | tuple | int | float) else None
         try:
             arrays[str(name)] = np.asarray(value, dtype)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: torch's, of a tensor with grad
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            RuntimeError,
+        ) as error:  # RuntimeError: torch's, of a tensor with grad
             reason = str(error).splitlines()[0]
             raise ConvertError(f"what it yields for {name!r} cannot be made an array: {reason}", where=where) from error
         if arrays[str(name)].dtype == object:
@@ -133,6 +142,4 @@ def _failed(path: Path, error: BaseException) -> ConvertError:
     if isinstance(error, SyntaxError) and error.lineno:
         line = f"{error.filename}, line {error.lineno}"
     reason = next(iter(str(error).splitlines()), "")
-    return ConvertError(
-        f"the input script failed: {type(error).__name__}{f': {reason}' if reason else ''}", where=line
-    )
+    return ConvertError(f"the input script failed: {type(error).__name__}{f': {reason}' if reason else ''}", where=line)
