@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtconvert.errors import ConvertError
@@ -88,14 +90,14 @@ def _random(
 ) -> Iterator[Batch]:
     """Each batch of its own seed, so that one of them can be made again alone."""
     for number, (place, samples) in enumerate(zip(places, many, strict=True)):
-        roles_here = found[place.name]
-
-        def one(random: np.random.Generator, io: IO, shape: tuple[int, ...], known: Any = roles_here) -> Any:
-            return draw(random, known[io.name], io.dtype, shape)
-
+        one = partial(_draw, found[place.name])
         for sample in range(samples):
             random = np.random.default_rng([seed, number, sample])
             yield Batch(place.label, arrays(random, inputs, place, one), sample)
+
+
+def _draw(found: Mapping[str, Role], random: np.random.Generator, io: IO, shape: tuple[int, ...]) -> NDArray[Any]:
+    return draw(random, found[io.name], io.dtype, shape)
 
 
 def _samples(place: Point, options: FeedOptions, places: Sequence[Point]) -> int:
