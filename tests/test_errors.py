@@ -261,7 +261,7 @@ def test_verify(fails: Fails, relu: Path, tmp_path: Path) -> None:
     plan = tmp_path / "relu.plan"
     assert "plan not found" in fails("verify", "none.plan")
     np.savez(tmp_path / "in.npz", z=np.zeros((2, 4), np.float32))
-    assert "['z']" in fails("verify", plan, "--inputs", "in.npz")
+    assert "there are 'z'" in fails("verify", plan, "--inputs", "in.npz")
     (tmp_path / "bad.npz").write_text("no archive")
     assert "not an .npz file" in fails("verify", plan, "--inputs", "bad.npz")
     original = plan.read_bytes()
