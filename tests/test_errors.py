@@ -430,7 +430,7 @@ def test_printed_shape_pasted_on_the_command_line(run: Run, work: Path) -> None:
         ("manifest", ["no manifest", "relu.plan.json"]),
         ("plan", ["not the one its manifest describes", "relu.plan"]),
         ("model", ["source model has changed", "relu.onnx"]),
-        ("inputs", ["['z']", "['x']", "in.npz"]),
+        ("inputs", ["there are 'z'", "input 'x'", "in.npz"]),
     ],
 )
 def test_verify_command_line(change: str, words: list[str], run: Run, work: Path) -> None:
