@@ -33,8 +33,9 @@ class Channel:
 class Errors:
     """How far an array lies from the reference, over the elements that are finite in both. `metrics.measure` gives formulas.
 
-    quantiles: of |got - expected|, by share ("0.5", ..., "0.999"). bias: relative L2 of the systematic part of the error,
-    which value or place of an element decides. channel: the worst slice along any axis.
+    quantiles: of |got - expected|, by share ("0.5", ..., "0.999"). bias: by grouping ("value", "axis 1"), lower and upper
+    bound of the relative L2 of the systematic part of the error, the one that the group of an element decides. channel: the
+    worst slice along any axis.
     """
 
     elements: int = 0
@@ -42,8 +43,8 @@ class Errors:
     max_rel: float = NAN
     rel_l2: float = NAN
     cosine: float = NAN
-    bias: float = NAN
     quantiles: dict[str, float] = field(default_factory=dict)
+    bias: dict[str, tuple[float, float]] = field(default_factory=dict)
     channel: Channel | None = None
 
 
