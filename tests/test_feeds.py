@@ -396,7 +396,7 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
         "none": "input file not found",
         "empty": "the folder holds no inputs",
         "bad.npz": "not an .npz file",
-        "bad.bin": "not a file of inputs",
+        "bad.bin": "not an .npz file",
         "npy": "not an .npy file",
         "few": "1 input files, the model has 2 inputs: x, i",
         "torn": "not a tensor file",

@@ -84,7 +84,9 @@ class _Widening:
         for tensor in graph.initializer:
             if tensor.data_type in NARROW.values():
                 wide, tensor.name = tensor.name, self._name(tensor.name, "narrow")
-                nodes.append(helper.make_node("Cast", [tensor.name], [wide], name=f"{wide}/widen", to=TensorProto.FLOAT))
+                nodes.append(
+                    helper.make_node("Cast", [tensor.name], [wide], name=f"{wide}/widen", to=TensorProto.FLOAT)
+                )
         for node in graph.node:
             nodes.extend(self._node(node))
         del graph.node[:]
@@ -112,7 +114,9 @@ class _Widening:
             short = copied.output[position] = self._name(name, "narrow")
             if not made_narrow:
                 copied.output[position] = made = self._name(name, "wide")
-                after.append(helper.make_node("Cast", [made], [short], name=f"{name}/round", to=NARROW[self.here[name]]))
+                after.append(
+                    helper.make_node("Cast", [made], [short], name=f"{name}/round", to=NARROW[self.here[name]])
+                )
             after.append(helper.make_node("Cast", [short], [name], name=f"{name}/widen", to=TensorProto.FLOAT))
         yield copied
         yield from after
@@ -147,5 +151,9 @@ class _Widening:
 def _widen_attributes(node: NodeProto) -> None:
     """What an op's attributes say of 16-bit results, but for those that are made of attributes alone."""
     for attribute in node.attribute:
-        if attribute.type == AttributeProto.INT and attribute.name in _DTYPE_ATTRIBUTES and attribute.i in NARROW.values():
+        if (
+            attribute.type == AttributeProto.INT
+            and attribute.name in _DTYPE_ATTRIBUTES
+            and attribute.i in NARROW.values()
+        ):
             attribute.i = TensorProto.FLOAT
