@@ -34,6 +34,7 @@ from trtconvert.cli import show
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random inputs.")
 @click.option("--tolerance", type=click.FloatRange(min=0), help="Relative L2 that passes. Default: by dtype.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report of the outcome.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def command(
     plan: Path,
@@ -43,6 +44,7 @@ def command(
     samples: int | None,
     seed: int,
     tolerance: float | None,
+    report: Path | None,
     as_json: bool,
 ) -> None:
     """Compare an engine with the ONNX model it was built from, in onnxruntime; the manifest beside the plan names it.
@@ -54,12 +56,16 @@ def command(
     trtconvert verify engine.plan --inputs sample.npz --json
     trtconvert verify engine.plan --inputs model/test_data_set_0
     trtconvert verify engine.plan --input-script photos.py:batches
+    trtconvert verify engine.plan --report verified.html
     trtconvert verify engine.plan --samples 100 --input-range image=0,255
     """
     from trtconvert.feeds.feed import as_json as roles_as_json  # --help must not load it
     from trtconvert.feeds.feed import parse_ranges
+    from trtconvert.report import page
     from trtconvert.verify import verify
 
+    if report is not None:
+        page.check(report, plan)
     with show.progress() as progress:
         result = verify(
             plan,
@@ -71,6 +77,8 @@ def command(
             input_ranges=parse_ranges(ranges),
             progress=progress,
         )
+    if report is not None:
+        show.note(f"report    {report} ({show.megabytes(page.write(report, plan, result))})")
     for notice in result.notices:
         show.note(f"note: {notice}")
     if as_json:
