@@ -31,6 +31,8 @@ _MOVES = frozenset(  # ops whose results are as round as what they read
 _DTYPE_ATTRIBUTES = ("to", "output_dtype")
 _TF32_SPLIT = 2.0**13 + 1  # Veltkamp: cuts 13 of fp32's 23 bits, to the nearest, ties to even
 _TF32_LARGEST = 2.0**100  # beyond it the split would overflow; it is left as it is
+REFERENCE_IN_WORDS = "the source model in fp32 in onnxruntime, 16-bit floats widened"
+TWIN_IN_WORDS = "the same in onnxruntime, rounded to the engine's precision: each 16-bit result, TF32 in fp32 products"
 PRECISIONS = ("int8", "bfloat16", "float16", "float32", "float64")
 
 
@@ -74,6 +76,7 @@ class _Widening:
         graphs = [*onnx_model.all_graphs(self.model.graph)]
         self.dtypes = {t.name: onnx_model.dtype_name(t.data_type) for graph in graphs for t in graph.initializer}
         self.dtypes |= {name: info.dtype for graph in infos.values() for name, info in graph.items()}
+        self.made = {name: node for graph in graphs for node in graph.node for name in node.output}
         for index, graph in reversed([*enumerate(graphs)]):  # bodies first: nodes are copied with theirs
             self._graph(graph, self.dtypes | {name: info.dtype for name, info in infos[index].items()})
 
@@ -100,7 +103,7 @@ class _Widening:
     def _node(self, node: NodeProto) -> Iterable[NodeProto]:
         copied = NodeProto()
         copied.CopyFrom(node)
-        if self.rounds and node.op_type in PRODUCTS:
+        if self.rounds and node.op_type in PRODUCTS and not self._quantized(node):
             for position, name in enumerate(node.input[: PRODUCTS[node.op_type]]):
                 if name and self.here.get(name) == "float32":
                     yield from self._tf32(name)
@@ -120,6 +123,17 @@ class _Widening:
             after.append(helper.make_node("Cast", [short], [name], name=f"{name}/widen", to=TensorProto.FLOAT))
         yield copied
         yield from after
+
+    def _quantized(self, node: NodeProto) -> bool:
+        """Whether the product is one of quantized integers, which is exact."""
+        return all(self._maker(name) == "DequantizeLinear" for name in node.input[:2])
+
+    def _maker(self, name: str) -> str:
+        """The op type of what makes a tensor, but for moves."""
+        made = self.made.get(name)
+        while made is not None and made.op_type in _MOVES:
+            made = self.made.get(made.input[0])
+        return made.op_type if made is not None else ""
 
     def _tf32(self, name: str) -> Iterable[NodeProto]:
         """Nodes that round a tensor to 10 bits of mantissa: c = x (2^13 + 1), c - (c - x); Inf and NaN pass through."""

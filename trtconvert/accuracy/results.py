@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from trtconvert.feeds.roles import Role
 
 NAN = float("nan")
+
+
+def _writable(value: Any) -> Any:
+    """JSON knows no NaN and no Inf: they become text."""
+    if isinstance(value, dict):
+        return {key: _writable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,7 @@ class OutputResult:
         found = dataclasses.asdict(self) | {"passed": self.passed}
         if not evidence:
             del found["evidence"]
-        return found
+        return {key: _writable(value) for key, value in found.items()}
 
 
 @dataclass
@@ -126,3 +136,9 @@ class VerifyResult:
     @property
     def passed(self) -> bool:
         return bool(self.rows) and all(row.passed for row in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: everything; roles as `inputs`."""
+        found = {"passed": self.passed, **vars(self)}
+        inputs = {name: dataclasses.asdict(role) for name, role in found.pop("roles").items()}
+        return found | {"inputs": inputs, "rows": [row.as_dict() for row in self.rows]}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trtconvert.cli import show
+
+if TYPE_CHECKING:
+    from trtconvert.accuracy.results import OutputResult, VerifyResult
 
 
 @click.command()
@@ -33,7 +37,7 @@ from trtconvert.cli import show
     help="Random batches at the opt shapes, or batches of files or script. Default: 1 random one, all of files.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random inputs.")
-@click.option("--tolerance", type=click.FloatRange(min=0), help="Relative L2 that passes. Default: by dtype.")
+@click.option("--tolerance", type=click.FloatRange(min=0), help="Relative L2 that passes. Default: by compute type.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report of the outcome.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def command(
@@ -59,8 +63,7 @@ def command(
     trtconvert verify engine.plan --report verified.html
     trtconvert verify engine.plan --samples 100 --input-range image=0,255
     """
-    from trtconvert.feeds.feed import as_json as roles_as_json  # --help must not load it
-    from trtconvert.feeds.feed import parse_ranges
+    from trtconvert.feeds.feed import parse_ranges  # --help must not load it
     from trtconvert.report import page
     from trtconvert.verify import verify
 
@@ -82,31 +85,48 @@ def command(
     for notice in result.notices:
         show.note(f"note: {notice}")
     if as_json:
-        show.as_json(
-            {
-                "passed": result.passed,
-                "engine_skipped": result.engine_skipped,
-                "inputs": roles_as_json(result.roles),
-                "rows": [row.as_dict() for row in result.rows],
-            }
-        )
+        show.as_json(result.as_dict())
     else:
-        header = ["compared", "shapes", "output", "max abs", "max rel", "rel L2", "tolerance", "verdict"]
-        rows = [
-            [
-                row.comparison,
-                row.shapes,
-                row.output,
-                *(f"{value:.2g}" for value in (row.max_abs, row.max_rel, row.rel_l2)),
-                f"{row.tolerance:g} ({row.rule})",
-                "pass" if row.passed else f"FAIL: {row.fault}",
-            ]
-            for row in result.rows
-        ]
-        show.table(header, rows)
+        _print(result)
     if not result.passed:
         show.note("error: the numbers differ from the source model's")
         sys.exit(1)
     if result.engine_skipped:
         show.note(f"note: the engine itself was not run: {result.engine_skipped}")
         sys.exit(3)
+
+
+def _print(result: VerifyResult) -> None:
+    """The table, the rules behind it, and what is wrong in full."""
+    header = ["compared", "inputs", "output", "max abs", "max rel", "rel L2", "twin's", "allowed", "cosine", "verdict"]
+    show.table(header, [_cells(row) for row in result.rows])
+    for row in result.rows:
+        if row.fault:
+            show.note(f"FAIL  {row.output} ({row.shapes}): {row.fault}")
+            if row.first_bad is not None:
+                bad = row.first_bad
+                show.note(f"  first: {list(bad.index)} is {bad.got:.6g}, expected {bad.expected:.6g}")
+            if row.node:
+                show.note(f"  node:  {row.node}")
+    click.echo(f"reference: {result.reference}")
+    click.echo(f"twin:      {result.twin}")
+    for number, rule in enumerate(result.rules):
+        click.echo(f"{'rules:' if number == 0 else '':10} {rule}")
+
+
+def _cells(row: OutputResult) -> list[str]:
+    errors = row.errors
+    return [
+        row.comparison.removesuffix(" model / source model").removesuffix(" / source model"),
+        row.shapes if len(row.shapes) <= 24 else f"{row.shapes[:21]}...",
+        row.output if len(row.output) <= 20 else f"...{row.output[-17:]}",
+        *(_number(value) for value in (errors.max_abs, errors.max_rel, errors.rel_l2)),
+        _number(row.twin.rel_l2) if row.twin else "",
+        _number(row.tolerance),
+        f"{errors.cosine:.6f}" if errors.cosine == errors.cosine else "",
+        "pass" if row.passed else "FAIL",
+    ]
+
+
+def _number(value: float) -> str:
+    return "" if value != value else f"{value:.2g}"

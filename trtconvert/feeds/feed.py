@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -167,8 +166,3 @@ def _check(options: FeedOptions, contract: Contract) -> None:
                     f"--input-range {name}: {low:g} to {high:g} is no range of {dtype}",
                     fix=f"give whole numbers from {info[0]} to {info[1]}",
                 )
-
-
-def as_json(found: Mapping[str, Role]) -> dict[str, dict[str, Any]]:
-    """The roles as data."""
-    return {name: dataclasses.asdict(role) for name, role in found.items()}
