@@ -22,7 +22,7 @@ from trtconvert.manifest import IO
 from trtconvert.model import copy
 
 IDS, MASK, PADDING, LENGTH, IMAGE, RAW, BITS, NORMAL = (
-    *("ids", "mask", "padding mask", "length", "image", "raw", "0 or 1", "normal"),
+    *("ids", "mask", "padding mask", "length", "image", "raw", "0 or 1", "standard normal"),
 )
 GIVEN, VALUES = "given", "values"
 

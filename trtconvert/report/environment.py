@@ -31,7 +31,7 @@ def facts(described: Manifest, plan: Path) -> list[tuple[str, str]]:
         ("GPU", f"{here.name} ({here.arch})" if isinstance(here, gpu.Gpu) else here),
         ("Driver", _driver(here)),
         ("Machine", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
-        ("Reference runs in", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)),
+        ("Packages", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)),
     ]
 
 

@@ -50,8 +50,9 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "picture": _data_uri}
+    environment.filters |= {"number": number, "exact_number": exact_number, "fixed": fixed, "picture": _data_uri}
     found = lines(result.rows)
+    wrong = sorted((line for line in found if not line.passed), key=lambda line: severity(line.worst), reverse=True)
     drawn = [(p, plots.histogram(p.evidence), plots.scatter(p.evidence, p.got)) for p in _pictures(result)]
     return environment.from_string(template).render(
         result=result,
@@ -60,8 +61,8 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
         verdict=verdict(result),
         sentence=sentence(result, described),
         tiles=_tiles(result),
-        faults=sorted((r for r in result.rows if not r.passed), key=severity, reverse=True)[:FAULTS_SHOWN],
-        failed=sum(not row.passed for row in result.rows),
+        faults=wrong[:FAULTS_SHOWN],
+        more_faults=len(wrong[FAULTS_SHOWN:]),
         lines=found[:ROWS_SHOWN],
         more=len(found[ROWS_SHOWN:]),
         twins=any(line.worst.twin for line in found),
@@ -111,7 +112,7 @@ def _tiles(result: VerifyResult) -> list[tuple[str, str, str]]:
     ]
     if cosines:
         lowest = min(cosines, key=lambda row: row.errors.cosine)
-        tiles.append((f"{lowest.errors.cosine:.6f}", "lowest cosine", lowest.output))
+        tiles.append((fixed(lowest.errors.cosine), "lowest cosine", lowest.output))
     tiles.append((f"{sum(row.errors.elements for row in rows):,}", "elements compared", f"{len(rows)} comparisons"))
     return tiles
 
@@ -168,6 +169,16 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None or value != value:
         return "–"
     return f"{value:.{digits}g}"
+
+
+def exact_number(value: float) -> str:
+    """Seven digits, zeros at the end too, so that neighbours can be compared."""
+    return f"{value:#.7g}".rstrip(".")
+
+
+def fixed(value: float) -> str:
+    """Six places behind the point."""
+    return "–" if value != value else f"{value:.6f}"
 
 
 def _data_uri(svg: bytes) -> str:

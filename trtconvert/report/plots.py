@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BINS, POINTS = 48, 2000
+LARGEST = 1e300  # numbers that axes can be computed for
 SIZE = (4.6, 3.3)  # inches
-INK, FAINT, BAR, DOT = "#1f2328", "#d1d9e0", "#0969da", "#8250df"
+INK, FAINT, BAR, DOT, BAD = "#1f2328", "#d1d9e0", "#0969da", "#8250df", "#cf222e"
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "trtconvert",  # the same drawing is the same file
     "font.family": "sans-serif",
-    "font.size": 9.0,
+    "font.size": 10.0,
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
     "xtick.color": INK,
@@ -51,25 +52,34 @@ def histogram(evidence: Sequence[Evidence]) -> bytes | None:
 
 
 def scatter(evidence: Sequence[Evidence], got: str) -> bytes | None:
-    """Elements against the reference, with the line on which they are equal; None if there is no finite one. got: what they are
-    of."""
-    x, y = (np.concatenate([np.asarray(getattr(e, side), float) for e in evidence]) for side in ("expected", "got"))
-    keep = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (np.abs(x) < 1e300) & (np.abs(y) < 1e300))
-    if not keep.size:
+    """Elements against the reference, the worst ones in red, with the line on which they are equal; None if there is no finite
+    one. got: what they are of."""
+    x, y = _finite([(a, b) for each in evidence for a, b in zip(each.expected, each.got, strict=True)])
+    bad_x, bad_y = _finite([(each.expected, each.got) for part in evidence for each in part.worst])
+    if not x.size:
         return None
-    keep = keep[np.linspace(0, keep.size - 1, min(keep.size, POINTS)).astype(int)]
+    keep = np.linspace(0, x.size - 1, min(x.size, POINTS)).astype(int)
     x, y = x[keep], y[keep]
 
     def draw(axes: Axes) -> None:
-        ends = [min(x.min(), y.min()), max(x.max(), y.max())]
+        all_of_them = np.concatenate([x, y, bad_x, bad_y])
+        ends = [all_of_them.min(), all_of_them.max()]
         axes.plot(ends, ends, color=INK, linewidth=0.8, zorder=1)
-        axes.scatter(x, y, s=7, color=DOT, alpha=0.5, linewidths=0, zorder=2, rasterized=True)
+        axes.scatter(x, y, s=9, color=DOT, alpha=0.5, linewidths=0, zorder=2, rasterized=True)
+        axes.scatter(bad_x, bad_y, s=9, color=BAD, linewidths=0, zorder=3, rasterized=True)
         for axis in ("x", "y"):
             axes.locator_params(axis=axis, nbins=5)
         axes.set_xlabel("reference")
         axes.set_ylabel(got)
 
     return _svg(draw)
+
+
+def _finite(pairs: Sequence[tuple[float, float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Both sides of the pairs that can be drawn."""
+    both = np.array(pairs, np.float64).reshape(-1, 2)
+    kept = both[(np.abs(np.nan_to_num(both, nan=np.inf)) < LARGEST).all(1)]
+    return kept[:, 0], kept[:, 1]
 
 
 def _middles(evidence: Evidence) -> NDArray[np.float64]:
