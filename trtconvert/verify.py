@@ -16,6 +16,7 @@ from onnx import ModelProto
 from trtconvert import gpu, manifest, reference, registry, shapes
 from trtconvert import model as onnx_model
 from trtconvert.accuracy import references, rules
+from trtconvert.accuracy.lines import lines
 from trtconvert.accuracy.proof import REFERENCE, Proof
 from trtconvert.accuracy.results import VerifyResult
 from trtconvert.accuracy.running import Runnable
@@ -124,14 +125,14 @@ def _engine(path: Path, result: VerifyResult) -> Engine | None:
 
 
 def _note(described: Manifest, plan: Path, result: VerifyResult) -> None:
-    """Add the outcome to the manifest, with machine and date."""
+    """Add the outcome to the manifest, with machine and date; of several samples the worst."""
     here = gpu.current()
     entry = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": f"{here.name} ({here.arch})" if here else f"{platform.machine()} CPU, no GPU",
         "engine_run": not result.engine_skipped,
         "passed": result.passed,
-        "rows": [row.as_dict(evidence=False) for row in result.rows],
+        "rows": [line.worst.as_dict(evidence=False) | {"samples": len(line.rows)} for line in lines(result.rows)],
     }
     try:
         manifest.write(dataclasses.replace(described, verifications=[*described.verifications, entry]), plan)

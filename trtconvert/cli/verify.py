@@ -11,7 +11,8 @@ import click
 from trtconvert.cli import show
 
 if TYPE_CHECKING:
-    from trtconvert.accuracy.results import OutputResult, VerifyResult
+    from trtconvert.accuracy.lines import Line
+    from trtconvert.accuracy.results import VerifyResult
 
 
 @click.command()
@@ -97,12 +98,17 @@ def command(
 
 
 def _print(result: VerifyResult) -> None:
-    """The table, the rules behind it, and what is wrong in full."""
+    """The table, of several samples the worst, the rules behind it, and what is wrong in full."""
+    from trtconvert.accuracy.lines import lines  # --help must not load it
+
     header = ["compared", "inputs", "output", "max abs", "max rel", "rel L2", "twin's", "allowed", "cosine", "verdict"]
-    show.table(header, [_cells(row) for row in result.rows])
-    for row in result.rows:
+    found = lines(result.rows)
+    show.table(header, [_cells(line) for line in found])
+    for line in found:
+        row = line.worst
         if row.fault:
-            show.note(f"FAIL  {row.output} ({row.shapes}): {row.fault}")
+            many = f", {line.verdict}" if len(line.rows) > 1 else ""
+            show.note(f"FAIL  {row.output} ({row.shapes}{many}): {row.fault}")
             if row.first_bad is not None:
                 bad = row.first_bad
                 show.note(f"  first: {list(bad.index)} is {bad.got:.6g}, expected {bad.expected:.6g}")
@@ -114,17 +120,18 @@ def _print(result: VerifyResult) -> None:
         click.echo(f"{'rules:' if number == 0 else '':10} {rule}")
 
 
-def _cells(row: OutputResult) -> list[str]:
-    errors = row.errors
+def _cells(line: Line) -> list[str]:
+    row, many = line.worst, f" ({len(line.rows)})" if len(line.rows) > 1 else ""
+    errors, inputs = row.errors, line.inputs
     return [
         row.comparison.removesuffix(" model / source model").removesuffix(" / source model"),
-        row.shapes if len(row.shapes) <= 24 else f"{row.shapes[:21]}...",
+        (inputs if len(inputs) <= 24 else f"{inputs[:21]}...") + many,
         row.output if len(row.output) <= 20 else f"...{row.output[-17:]}",
         *(_number(value) for value in (errors.max_abs, errors.max_rel, errors.rel_l2)),
         _number(row.twin.rel_l2) if row.twin else "",
         _number(row.tolerance),
         f"{errors.cosine:.6f}" if errors.cosine == errors.cosine else "",
-        "pass" if row.passed else "FAIL",
+        line.verdict,
     ]
 
 

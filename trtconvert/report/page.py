@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from trtconvert import manifest
+from trtconvert.accuracy.lines import lines, severity
 from trtconvert.accuracy.results import VerifyResult
 from trtconvert.errors import ConvertError
 from trtconvert.files import check_outputs, write_file
 from trtconvert.manifest import Manifest
 from trtconvert.report import plots
 from trtconvert.report.environment import facts
-from trtconvert.report.lines import Picture, lines, pictures, severity
+from trtconvert.report.pictures import Picture, pictures
 
 OUTPUTS_DRAWN, WORST_SHOWN, ROWS_SHOWN, FAULTS_SHOWN = 6, 10, 200, 20
 _TEXT, _ITEMS, _MANIFEST = 400, 200, 250_000  # characters of a text, items of a list, characters of the manifest
@@ -48,7 +49,7 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
 
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True, undefined=jinja2.StrictUndefined, finalize=_cut, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"number": number, "exact_number": exact_number, "fixed": fixed, "picture": _data_uri}
     found = lines(result.rows)
@@ -56,6 +57,8 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
     drawn = [(p, plots.histogram(p.evidence), plots.scatter(p.evidence, p.got)) for p in _pictures(result)]
     return environment.from_string(template).render(
         result=result,
+        roles=list(result.roles.items())[:ROWS_SHOWN],
+        notices=[n for n in result.notices if not n.startswith("input ")][:ROWS_SHOWN],
         described=described,
         plan=plan,
         verdict=verdict(result),
@@ -113,7 +116,9 @@ def _tiles(result: VerifyResult) -> list[tuple[str, str, str]]:
     if cosines:
         lowest = min(cosines, key=lambda row: row.errors.cosine)
         tiles.append((fixed(lowest.errors.cosine), "lowest cosine", lowest.output))
-    tiles.append((f"{sum(row.errors.elements for row in rows):,}", "elements compared", f"{len(rows)} comparisons"))
+    tiles.append(
+        (f"{sum(row.errors.elements for row in rows):,}", "elements compared", _count(len(rows), "comparison"))
+    )
     return tiles
 
 
@@ -147,7 +152,7 @@ def _manifest(described: Manifest) -> str:
     data = dataclasses.asdict(described)
     data["verifications"] = f"{_count(len(described.verifications), 'outcome')}, see the file"
     text = json.dumps(_short(data), indent=2, sort_keys=True, ensure_ascii=False, default=str)
-    return text if len(text) <= _MANIFEST else f"{text[:_MANIFEST]}\n... cut here, see the file"
+    return _Whole(text if len(text) <= _MANIFEST else f"{text[:_MANIFEST]}\n... cut here, see the file")
 
 
 def _short(value: Any) -> Any:
@@ -181,5 +186,15 @@ def fixed(value: float) -> str:
     return "–" if value != value else f"{value:.6f}"
 
 
+class _Whole(str):
+    """A text that is not cut."""
+
+
+def _cut(value: Any) -> Any:
+    """What the template prints; names and messages may be of any length."""
+    long = isinstance(value, str) and not isinstance(value, _Whole) and len(value) > _TEXT
+    return f"{value[:_TEXT]}..." if long else value
+
+
 def _data_uri(svg: bytes) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+    return _Whole(f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
