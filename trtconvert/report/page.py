@@ -20,7 +20,7 @@ from trtconvert.report.environment import facts
 from trtconvert.report.pictures import Picture, pictures
 
 OUTPUTS_DRAWN, WORST_SHOWN, ROWS_SHOWN, FAULTS_SHOWN = 6, 10, 200, 20
-_TEXT, _ITEMS, _MANIFEST = 400, 200, 250_000  # characters of a text, items of a list, characters of the manifest
+_TEXT, _ITEMS, _MANIFEST = 200, 200, 150_000  # characters of a text, items of a list, characters of the manifest
 _NEEDS = ("jinja2", "matplotlib")
 
 
@@ -54,7 +54,7 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
     environment.filters |= {"number": number, "exact_number": exact_number, "fixed": fixed, "picture": _data_uri}
     found = lines(result.rows)
     wrong = sorted((line for line in found if not line.passed), key=lambda line: severity(line.worst), reverse=True)
-    drawn = [(p, plots.histogram(p.evidence), plots.scatter(p.evidence, p.got)) for p in _pictures(result)]
+    drawn = [(p, plots.histogram(p.evidence), plots.scatter(p.evidence)) for p in _pictures(result)]
     return environment.from_string(template).render(
         result=result,
         roles=list(result.roles.items())[:ROWS_SHOWN],

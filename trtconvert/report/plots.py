@@ -51,9 +51,9 @@ def histogram(evidence: Sequence[Evidence]) -> bytes | None:
     return _svg(draw)
 
 
-def scatter(evidence: Sequence[Evidence], got: str) -> bytes | None:
+def scatter(evidence: Sequence[Evidence]) -> bytes | None:
     """Elements against the reference, the worst ones in red, with the line on which they are equal; None if there is no finite
-    one. got: what they are of."""
+    one."""
     x, y = _finite([(a, b) for each in evidence for a, b in zip(each.expected, each.got, strict=True)])
     bad_x, bad_y = _finite([(each.expected, each.got) for part in evidence for each in part.worst])
     if not x.size:
@@ -70,7 +70,7 @@ def scatter(evidence: Sequence[Evidence], got: str) -> bytes | None:
         for axis in ("x", "y"):
             axes.locator_params(axis=axis, nbins=5)
         axes.set_xlabel("reference")
-        axes.set_ylabel(got)
+        axes.set_ylabel("compared")
 
     return _svg(draw)
 
