@@ -54,7 +54,10 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
     environment.filters |= {"number": number, "exact_number": exact_number, "fixed": fixed, "picture": _data_uri}
     found = lines(result.rows)
     wrong = sorted((line for line in found if not line.passed), key=lambda line: severity(line.worst), reverse=True)
-    drawn = [(p, plots.histogram(p.evidence), plots.scatter(p.evidence)) for p in _pictures(result)]
+    drawn = [
+        (p, plots.histogram(p.evidence), plots.scatter(p.evidence, [element for _, element in p.worst]))
+        for p in pictures(result.rows, OUTPUTS_DRAWN, WORST_SHOWN)
+    ]
     return environment.from_string(template).render(
         result=result,
         roles=list(result.roles.items())[:ROWS_SHOWN],
@@ -120,10 +123,6 @@ def _tiles(result: VerifyResult) -> list[tuple[str, str, str]]:
         (f"{sum(row.errors.elements for row in rows):,}", "elements compared", _count(len(rows), "comparison"))
     )
     return tiles
-
-
-def _pictures(result: VerifyResult) -> list[Picture]:
-    return pictures(result.rows, OUTPUTS_DRAWN, WORST_SHOWN)
 
 
 def _exact(picture: Picture) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert.accuracy.results import Evidence
+from trtconvert.accuracy.results import Element, Evidence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,11 +51,11 @@ def histogram(evidence: Sequence[Evidence]) -> bytes | None:
     return _svg(draw)
 
 
-def scatter(evidence: Sequence[Evidence]) -> bytes | None:
-    """Elements against the reference, the worst ones in red, with the line on which they are equal; None if there is no finite
+def scatter(evidence: Sequence[Evidence], worst: Sequence[Element]) -> bytes | None:
+    """Elements against the reference, those of `worst` in red, with the line on which they are equal; None if there is no finite
     one."""
     x, y = _finite([(a, b) for each in evidence for a, b in zip(each.expected, each.got, strict=True)])
-    bad_x, bad_y = _finite([(each.expected, each.got) for part in evidence for each in part.worst])
+    bad_x, bad_y = _finite([(each.expected, each.got) for each in worst])
     if not x.size:
         return None
     keep = np.linspace(0, x.size - 1, min(x.size, POINTS)).astype(int)
