@@ -14,6 +14,7 @@ from trtconvert.accuracy import blame, metrics, references, rules, suspects
 from trtconvert.accuracy.results import OutputResult
 from trtconvert.accuracy.rules import Rule, Verdict
 from trtconvert.accuracy.running import Arrays, ModelRun, Runnable, run_all
+from trtconvert.accuracy.suspects import Trial
 from trtconvert.lowering.functions import inline_local
 from trtconvert.model import copy
 
@@ -49,6 +50,7 @@ class Proof:
             TWIN: ModelRun(references.twin_of(self.computed), folder),
         }
         self.suspects = {f"suspect {i}": suspect for i, suspect in enumerate(suspects.suspects(widened))}
+        self.trials: dict[tuple[str, str], Trial] = {}
         self.runs |= {name: ModelRun(suspect.model, folder) for name, suspect in self.suspects.items()}
         self.quantized = {
             value.name
@@ -130,16 +132,16 @@ class Proof:
             )
 
     def _suspected(self, name: str, comparison: str, outputs: Mapping[str, Arrays]) -> Iterator[str]:
+        """The suspects that explain the errors of the output on all inputs so far."""
         got, want = outputs[comparison].get(name), outputs[REFERENCE][name]
-        if got is None or want.dtype.kind in "iub":
+        if got is None or (want.dtype.kind in "iub" and name not in self.quantized) or not self.suspects:
             return
-        for key, suspect in self.suspects.items():
-            part = suspects.found(got, want, outputs[TWIN].get(name), outputs[key][name])
-            if part is not None:
-                nodes = ", ".join(suspect.nodes[:3]) + (
-                    f" and {len(suspect.nodes) - 3} more" if suspect.nodes[3:] else ""
-                )
-                yield f"{suspect.says} explains the error (share {part:.2f}): {nodes}"
+        trial = self.trials.setdefault((comparison, name), Trial(len(self.suspects)))
+        trial.hear(got, want, outputs[TWIN].get(name), [outputs[key][name] for key in self.suspects])
+        for number, share in trial.found():
+            suspect = [*self.suspects.values()][number]
+            nodes = ", ".join(suspect.nodes[:3]) + (f" and {len(suspect.nodes) - 3} more" if suspect.nodes[3:] else "")
+            yield f"it has {share:.2f} of what {suspect.says} would make: {nodes}"
 
     def _swapped(self, name: str, got: Arrays, expected: Arrays, verdicts: Mapping[str, Verdict]) -> Iterator[str]:
         """Whether it holds what belongs into another output."""
