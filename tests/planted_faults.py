@@ -90,7 +90,9 @@ class _Writer:
         return self.add("MatMul", [x, self.add("DequantizeLinear", w, f"{name}_w_dequantize", axis=1)], name)
 
     def layer_norm(self, x: str, epsilon: float) -> str:
-        centred = self.add("Sub", [x, self.add("ReduceMean", [x, self.constant("last", [-1], np.int64)], "mean")], "centre")
+        centred = self.add(
+            "Sub", [x, self.add("ReduceMean", [x, self.constant("last", [-1], np.int64)], "mean")], "centre"
+        )
         square = self.add("Mul", [centred, centred], "square")
         variance = self.add("ReduceMean", [square, "last"], "variance")
         root = self.add("Sqrt", [self.add("Add", [variance, self.constant("epsilon", epsilon)], "add_epsilon")], "root")
@@ -100,7 +102,9 @@ class _Writer:
         if approximate:
             cube = self.add("Mul", [self.add("Mul", [x, x], "x2"), x], "x3")
             inner = self.add("Add", [x, self.add("Mul", [cube, self.constant("c", 0.044715)], "cx3")], "inner")
-            bent = self.add("Tanh", [self.add("Mul", [inner, self.constant("k", np.sqrt(2 / np.pi))], "argument")], "erf")
+            bent = self.add(
+                "Tanh", [self.add("Mul", [inner, self.constant("k", np.sqrt(2 / np.pi))], "argument")], "erf"
+            )
         else:
             bent = self.add("Erf", [self.add("Div", [x, self.constant("root2", np.sqrt(2))], "argument")], "erf")
         above = self.add("Add", [bent, self.constant("one", 1)], "above")
