@@ -17,9 +17,10 @@ from tests.conftest import Run
 from tests.graphs import FAST, graph, save
 from trtconvert import ConvertError, build, manifest
 from trtconvert.accuracy import metrics
+from trtconvert.accuracy.finding import Finding
 from trtconvert.accuracy.results import Element, OutputResult, VerifyResult
 from trtconvert.feeds.roles import IDS, Role
-from trtconvert.manifest import Manifest
+from trtconvert.manifest import Manifest, Precision
 from trtconvert.report import page
 
 HOSTILE = [
@@ -160,6 +161,40 @@ def test_says_what_failed(described: Manifest) -> None:
     assert found.words.index("z: engine against") < found.words.index("y: engine against")  # the worst first
 
 
+def test_says_where_it_begins(described: Manifest) -> None:
+    finding = Finding(
+        "engine / source model",
+        "2x4",
+        "head/Gelu_fused",
+        "LayerNormGelu",
+        "LayerNormGelu",
+        ("head/LayerNormalization", "head/Gelu"),
+        "t",
+        None,
+        "t[0, 1] is 2, expected 1",
+        True,
+        True,
+        (),
+        (),
+        "--no-fuse head/Gelu_fused",
+        4,
+    )
+    words = parsed(VerifyResult([row(fault="off")], first_wrong=finding), described).words
+    assert "first wrong: head/Gelu_fused (plugin LayerNormGelu)" in words
+    assert "build MODEL --no-fuse head/Gelu_fused" in words
+
+
+def test_says_what_stayed_in_float32(described: Manifest) -> None:
+    kept = [{"node": "norm/Pow", "op": "Pow", "reason": "reaches 2.1e+06, beyond float16"}]
+    fp16 = Precision("fp16", "keep", "onnxruntime", kept, {"method": "minmax", "samples": 32})
+    words = parsed(VerifyResult([row()]), dataclasses.replace(described, precision=fp16)).words
+    assert (
+        "fp16; inputs and outputs keep; converted by onnxruntime; 1 nodes kept in float32; calibration: method minmax"
+        in words
+    )
+    assert "norm/Pow Pow reaches 2.1e+06, beyond float16" in words
+
+
 def test_says_that_the_engine_was_not_run(described: Manifest) -> None:
     result = VerifyResult([row(comparison="fused model / source model")], engine_skipped="no NVIDIA driver")
     found = parsed(result, described)
@@ -174,7 +209,7 @@ def test_hostile_names(described: Manifest) -> None:
         wild = dataclasses.replace(
             described,
             model=names[0],
-            precision=names[1],
+            precision=Precision(names[1], names[2], names[3], [{"node": n, "op": n, "reason": n} for n in names]),
             fusions=[{"op": n, "node": n, "output": n, "replaced": [n]} for n in names],
             options={n: n for n in names},
         )

@@ -19,7 +19,7 @@ TENSORS_SHOWN = 8
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The plan. Default: MODEL with .plan.")
 @click.option(
     "--shape", "shapes", multiple=True, metavar="NAME=MIN,OPT,MAX", help="Shapes of a dynamic input. Repeatable."
@@ -47,7 +47,14 @@ TENSORS_SHOWN = 8
     metavar="auto|all|none|NAME,...",
     help="Fuse what pays, everything, nothing, or all of these patterns.",
 )
-@click.option("--no-fuse", is_flag=True, help="The same as --fuse none.")
+@click.option(
+    "--no-fuse",
+    multiple=True,
+    is_flag=False,
+    flag_value="",
+    metavar="[NODE]",
+    help="Fuse nothing around a node; nothing at all without one. Repeatable.",
+)
 @click.option(
     "--plugin",
     "plugins",
@@ -71,6 +78,24 @@ TENSORS_SHOWN = 8
     metavar="NODE:INPUT=DTYPE",
     help="Cast an input of a node, or with out0 an output. Repeatable.",
 )
+@click.option("--precision", type=click.Choice(["fp16", "bf16", "fp32"]), help="Convert the model to this precision.")
+@click.option(
+    "--io-precision",
+    type=click.Choice(["keep", "fp16", "bf16", "fp32"]),
+    default="keep",
+    show_default=True,
+    help="Type of float inputs and outputs, with --precision.",
+)
+@click.option(
+    "--keep-fp32", multiple=True, metavar="NODE", help="A node, or an op's nodes, that stay in float32. Repeatable."
+)
+@click.option(
+    "--caster",
+    type=click.Choice(["trtconvert", "onnxruntime", "modelopt"]),
+    default="trtconvert",
+    show_default=True,
+    help="What converts, with --precision.",
+)
 @click.option("--opt-level", type=click.IntRange(0, 5), help="TensorRT's builder optimization level.")
 @click.option("--workspace", metavar="SIZE", help="Builder's workspace limit, such as 512M or 2G.")
 @click.option("--timing-cache", type=click.Path(path_type=Path), help="Read and update TensorRT's timing cache.")
@@ -82,7 +107,7 @@ TENSORS_SHOWN = 8
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 @click.option("-v", "--verbose", is_flag=True, help="Show TensorRT's log.")
 def command(
-    model: Path,
+    model: Path | None,
     output: Path | None,
     shapes: tuple[str, ...],
     values: tuple[str, ...],
@@ -90,10 +115,14 @@ def command(
     target: str,
     workspace: str | None,
     fuse: str,
-    no_fuse: bool,
+    no_fuse: tuple[str, ...],
     maps: tuple[str, ...],
     attributes: tuple[str, ...],
     casts: tuple[str, ...],
+    precision: str | None,
+    io_precision: str,
+    keep_fp32: tuple[str, ...],
+    caster: str,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -106,23 +135,32 @@ def command(
     trtconvert build resize.onnx --bake sizes=1,3,128,128
     trtconvert build model.onnx --target sm_86,sm_89
     trtconvert build model.onnx --fuse all
+    trtconvert build model.onnx --precision fp16
     """
     from trtconvert.build import build  # --help must not load it
     from trtconvert.custom_ops.wishes import parse as parse_wishes
     from trtconvert.network import BuildOptions
+    from trtconvert.precision.options import PrecisionOptions
     from trtconvert.profiles import bake, shape_values
     from trtconvert.shapes import parse
 
-    if no_fuse and fuse not in ("auto", "none"):
-        raise click.UsageError(f"--no-fuse and --fuse {fuse} contradict each other")
+    model, no_fuse = _model_behind_no_fuse(model, no_fuse)
+    nothing = "" in no_fuse
+    if nothing and (fuse not in ("auto", "none") or len(set(no_fuse)) > 1):
+        other = f"--fuse {fuse}" if fuse not in ("auto", "none") else f"--no-fuse {next(filter(None, no_fuse))}"
+        raise click.UsageError(f"--no-fuse and {other} contradict each other")
+    if precision is None and (keep_fp32 or io_precision != "keep" or caster != "trtconvert"):
+        raise click.UsageError("--io-precision, --keep-fp32 and --caster need --precision")
     chosen = BuildOptions(
         shapes=parse(shapes),
         bake=bake.parse(baked),
         wishes=parse_wishes(maps, attributes, casts),
+        precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster),
         values=shape_values.parse(values),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),
-        fuse="none" if no_fuse else fuse,
+        fuse="none" if nothing else fuse,
+        no_fuse=() if nothing else tuple(dict.fromkeys(no_fuse)),
         **options,
     )
     with show.progress() as progress:
@@ -135,6 +173,16 @@ def command(
         show.as_json(dataclasses.asdict(result.manifest))
     else:
         _report(result)
+
+
+def _model_behind_no_fuse(model: Path | None, nodes: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+    """MODEL, and the nodes of --no-fuse: a model that follows --no-fuse directly was not meant as a node."""
+    if model is not None:
+        return model, nodes
+    taken = next((index for index, name in enumerate(nodes) if name.endswith(".onnx")), None)
+    if taken is None:
+        raise click.UsageError("Missing argument 'MODEL'.")
+    return Path(nodes[taken]), (*nodes[:taken], "", *nodes[taken + 1 :])
 
 
 def _report(result: BuildResult) -> None:

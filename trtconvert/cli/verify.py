@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random inputs.")
 @click.option("--tolerance", type=click.FloatRange(min=0), help="Relative L2 that passes. Default: by compute type.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report of the outcome.")
+@click.option("--bisect", is_flag=True, help="Find the first wrong node, if something is wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def command(
     plan: Path,
@@ -50,6 +51,7 @@ def command(
     seed: int,
     tolerance: float | None,
     report: Path | None,
+    bisect: bool,
     as_json: bool,
 ) -> None:
     """Compare an engine with the ONNX model it was built from, in onnxruntime; the manifest beside the plan names it.
@@ -61,6 +63,7 @@ def command(
     trtconvert verify engine.plan --inputs sample.npz --json
     trtconvert verify engine.plan --inputs model/test_data_set_0
     trtconvert verify engine.plan --input-script photos.py:batches
+    trtconvert verify engine.plan --bisect
     trtconvert verify engine.plan --report verified.html
     trtconvert verify engine.plan --samples 100 --input-range image=0,255
     """
@@ -76,6 +79,7 @@ def command(
             inputs,
             seed,
             tolerance,
+            bisect,
             samples=samples,
             input_script=input_script,
             input_ranges=parse_ranges(ranges),
@@ -114,6 +118,9 @@ def _print(result: VerifyResult) -> None:
                 show.note(f"  first: {list(bad.index)} is {bad.got:.6g}, expected {bad.expected:.6g}")
             if row.node:
                 show.note(f"  node:  {row.node}")
+    if result.first_wrong is not None:
+        for number, text in enumerate(result.first_wrong.lines()):
+            show.note(f"{'bisect:' if number == 0 else '':8}{text}")
     click.echo(f"reference: {result.reference}")
     click.echo(f"twin:      {result.twin}")
     for number, rule in enumerate(result.rules):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trtconvert import backend, gpu
 from trtconvert.errors import ConvertError
-from trtconvert.manifest import Manifest
+from trtconvert.manifest import Manifest, Precision
 
 DRIVER = Path("/proc/driver/nvidia/version")
 PACKAGES = ("onnxruntime", "onnx", "numpy")
@@ -24,7 +24,7 @@ def facts(described: Manifest, plan: Path) -> list[tuple[str, str]]:
         ("Plan SHA-256", described.plan_sha256),
         ("Model", described.model),
         ("Model SHA-256", described.model_sha256),
-        ("Precision", described.precision),
+        ("Precision", precision(described.precision)),
         ("Built", f"by {described.tool} with {described.backend_title} for {', '.join(described.targets)}"),
         ("Verified", f"by trtconvert {metadata.version('trtconvert')} with {_backend(described.backend)}"),
         ("Date", datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")),
@@ -33,6 +33,16 @@ def facts(described: Manifest, plan: Path) -> list[tuple[str, str]]:
         ("Machine", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
         ("Packages", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)),
     ]
+
+
+def precision(described: Precision) -> str:
+    """Its name, what converted the model and by which data; nodes kept in float32 are counted."""
+    told = [described.name, f"inputs and outputs {described.io}" if described.io else ""]
+    told.append(f"converted by {described.caster}" if described.caster else "")
+    told.append(f"{len(described.kept)} nodes kept in float32" if described.kept else "")
+    if described.calibration:
+        told.append("calibration: " + ", ".join(f"{name} {value}" for name, value in described.calibration.items()))
+    return "; ".join(filter(None, told))
 
 
 def _backend(name: str) -> str:

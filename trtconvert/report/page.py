@@ -76,6 +76,8 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
         exact=_exact,
         facts=facts(described, plan),
         fusions=_fusions(described),
+        kept=described.precision.kept[:ROWS_SHOWN],
+        first_wrong=list(result.first_wrong.lines()) if result.first_wrong is not None else [],
         manifest=_manifest(described),
     )
 
