@@ -277,7 +277,7 @@ def test_verify(fails: Fails, relu: Path, tmp_path: Path) -> None:
     relu.write_bytes(model)
     manifest = tmp_path / "relu.plan.json"
     text = manifest.read_text()
-    manifest.write_text(text.replace('"schema": 3', '"schema": 99'))
+    manifest.write_text(re.sub(r'"schema": \d+', '"schema": 99', text))
     assert "schema 99" in fails("verify", plan)
     manifest.write_text(text[:-40])
     assert "manifest cannot be read" in fails("verify", plan)
