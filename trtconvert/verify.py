@@ -71,7 +71,7 @@ def verify(
     result = VerifyResult(
         notices=[*notices, *proof.notices],
         precision=proof.rule.name,
-        reference=references.REFERENCE_IN_WORDS,
+        reference=proof.reference,
         twin=references.TWIN_IN_WORDS,
         rules=[f"relative L2 <= {tolerance:g}  [--tolerance]"] if tolerance is not None else rules.in_words(proof.rule),
     )
