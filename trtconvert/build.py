@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os.path
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from trtconvert.lower import name_nodes
 from trtconvert.manifest import Manifest, PluginUse, model_io
 from trtconvert.matching.rewrite import Fusion
 from trtconvert.monitor import Progress
-from trtconvert.network import BuildOptions, Maker, choose_targets
+from trtconvert.network import BuildOptions, Made, Maker, choose_targets
+from trtconvert.precision.convert import Conversion
 from trtconvert.profiles import bake, fit, shape_values, sizes
 
 
@@ -55,7 +56,8 @@ def build(
     options: BuildOptions | None = None,
     progress: Progress | None = None,
 ) -> BuildResult:
-    """Build an engine from an ONNX file and write the plan (`<model>.plan` unless `output` is given) and its manifest.
+    """Build an engine from an ONNX file and write the plan (`<model>.plan` unless `output` is given) and its manifest, and
+    where the precision is another than the model's, the converted model beside it (`<plan>.onnx`).
 
     progress is called with phase, step and number of steps. Raises ConvertError; then nothing has been written.
     """
@@ -65,7 +67,8 @@ def build(
     plan = Path(output) if output is not None else source.with_suffix(".plan")
     proto = onnx_model.load(source)
     inputs = (source, *map(Path, options.plugins), *onnx_model.data_files(proto, source.parent))
-    check_outputs((plan, manifest.path_for(plan)), inputs)
+    converts = bool(options.precision.name)
+    check_outputs((plan, manifest.path_for(plan), *[manifest.converted_path(plan)] * converts), inputs)
     backend = select(options.backend)
     loaded = libraries.load_plugins(options.plugins, backend.name)
     targets = choose_targets(options, backend)
@@ -75,13 +78,15 @@ def build(
     baked = bake.bake(proto, options.bake)
     profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
-    maker = Maker(backend, options, source, targets)
+    conversion = Conversion(options.precision, onnx_model.copy(proto), source.parent, profile) if converts else None
+    maker = Maker(backend, options, source, targets, conversion)
     chosen = _choose(proto, wanted, maker, profile, progress)
     made = chosen.made or maker.make(proto, profile, progress)
     misfits = {
         point: f"the {point} sizes of the inputs do not go together: {reason}" for point, reason in made.unfit.items()
     } | misfits
     plugin_nodes, data = made.lowered.plugin_nodes, made.plan
+    written = _converted_files(made, plan, source)
     described = Manifest(
         tool=f"trtconvert {trtconvert.__version__}",
         backend=backend.name,
@@ -107,10 +112,10 @@ def build(
         engine_outputs=made.outputs,
         plugins=_plugin_uses(plugin_nodes),
         plugin_files=[_relative(Path(f), plan) for f in options.plugins],
-        precision="as in the model (strongly typed)",
+        precision=_precision(made, options, written),
         options={k: v for k, v in _builder_options(options).items() if v not in (None, False)},
     )
-    write_files({plan: data, manifest.path_for(plan): manifest.encode(described)})
+    write_files({**written, plan: data, manifest.path_for(plan): manifest.encode(described)})
     return BuildResult(
         plan,
         described,
@@ -122,6 +127,26 @@ def build(
         [*loaded, *profile.notices, *misfits.values(), *made.lowered.notes, *made.notes, *chosen.notes],
         time.monotonic() - started,
     )
+
+
+def _converted_files(made: Made, plan: Path, source: Path) -> dict[Path, bytes | Iterable[bytes]]:
+    """The converted model's files, the model itself last; none if nothing was converted."""
+    if made.converted is None:
+        return {}
+    return onnx_model.files(made.converted.model, manifest.converted_path(plan), source)
+
+
+def _precision(
+    made: Made, options: BuildOptions, written: Mapping[Path, bytes | Iterable[bytes]]
+) -> manifest.Precision:
+    asked, converted = options.precision, made.converted
+    if converted is None:
+        return manifest.Precision()
+    path, data = list(written.items())[-1]
+    assert isinstance(data, bytes)
+    kept = [dataclasses.asdict(node) for node in converted.kept]
+    digest = hashlib.sha256(data).hexdigest()
+    return manifest.Precision(asked.name, asked.io, asked.caster, kept, converted.calibration, path.name, digest)
 
 
 def _profile(proto: ModelProto, folder: Path, options: BuildOptions) -> tuple[shapes.Profile, dict[str, str]]:

@@ -118,9 +118,9 @@ class Trials:
         return self._outcomes[key]
 
     def _in_neighbourhood(self, cut: Cut) -> _Outcome:
-        plugins = self.runnable.make(cut.fused)
+        plugins = self.runnable.make(cut.fused, interior=True)
         try:
-            native = self.runnable.make(cut.native)
+            native = self.runnable.make(cut.native, interior=True)
         except ConvertError as error:
             if isinstance(self.native(), Made):
                 raise

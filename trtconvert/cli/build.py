@@ -73,6 +73,24 @@ TENSORS_SHOWN = 8
     metavar="NODE:INPUT=DTYPE",
     help="Cast an input of a node, or with out0 an output. Repeatable.",
 )
+@click.option("--precision", type=click.Choice(["fp16", "bf16", "fp32"]), help="Convert the model to this precision.")
+@click.option(
+    "--io-precision",
+    type=click.Choice(["keep", "fp16", "bf16", "fp32"]),
+    default="keep",
+    show_default=True,
+    help="Type of float inputs and outputs, with --precision.",
+)
+@click.option(
+    "--keep-fp32", multiple=True, metavar="NODE", help="A node, or an op's nodes, that stay in float32. Repeatable."
+)
+@click.option(
+    "--caster",
+    type=click.Choice(["trtconvert", "onnxruntime", "modelopt"]),
+    default="trtconvert",
+    show_default=True,
+    help="What converts, with --precision.",
+)
 @click.option("--opt-level", type=click.IntRange(0, 5), help="TensorRT's builder optimization level.")
 @click.option("--workspace", metavar="SIZE", help="Builder's workspace limit, such as 512M or 2G.")
 @click.option("--timing-cache", type=click.Path(path_type=Path), help="Read and update TensorRT's timing cache.")
@@ -96,6 +114,10 @@ def command(
     maps: tuple[str, ...],
     attributes: tuple[str, ...],
     casts: tuple[str, ...],
+    precision: str | None,
+    io_precision: str,
+    keep_fp32: tuple[str, ...],
+    caster: str,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -108,19 +130,24 @@ def command(
     trtconvert build resize.onnx --bake sizes=1,3,128,128
     trtconvert build model.onnx --target sm_86,sm_89
     trtconvert build model.onnx --fuse all
+    trtconvert build model.onnx --precision fp16
     """
     from trtconvert.build import build  # --help must not load it
     from trtconvert.custom_ops.wishes import parse as parse_wishes
     from trtconvert.network import BuildOptions
+    from trtconvert.precision.options import PrecisionOptions
     from trtconvert.profiles import bake, shape_values
     from trtconvert.shapes import parse
 
     if no_fuse and fuse not in ("auto", "none"):
         raise click.UsageError(f"--no-fuse and --fuse {fuse} contradict each other")
+    if precision is None and (keep_fp32 or io_precision != "keep" or caster != "trtconvert"):
+        raise click.UsageError("--io-precision, --keep-fp32 and --caster need --precision")
     chosen = BuildOptions(
         shapes=parse(shapes),
         bake=bake.parse(baked),
         wishes=parse_wishes(maps, attributes, casts),
+        precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster),
         values=shape_values.parse(values),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),
