@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trtconvert.errors import ConvertError, NoUsableGpuError
 
 if TYPE_CHECKING:
+    from trtconvert.accuracy.results import OutputResult, VerifyResult
     from trtconvert.bench import BenchResult, bench
     from trtconvert.build import BuildResult, build
     from trtconvert.engine import Engine, load_engine
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from trtconvert.network import BuildOptions
     from trtconvert.op import Op, case
     from trtconvert.registry import register
-    from trtconvert.verify import OutputResult, VerifyResult, verify
+    from trtconvert.verify import verify
 
 __version__ = "0.1.0"
 
@@ -46,8 +47,8 @@ _HOME = {
     "Op": "op",
     "case": "op",
     "register": "registry",
-    "OutputResult": "verify",
-    "VerifyResult": "verify",
+    "OutputResult": "accuracy.results",
+    "VerifyResult": "accuracy.results",
     "verify": "verify",
 }
 

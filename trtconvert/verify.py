@@ -9,7 +9,6 @@ import dataclasses
 import datetime
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,22 @@ from onnx import ModelProto
 from trtconvert import gpu, manifest, reference, registry, shapes
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
+from trtconvert.accuracy.results import Errors, OutputResult, VerifyResult
 from trtconvert.backend import select
 from trtconvert.bodies import add_bodies
 from trtconvert.custom_ops import libraries
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError, NoUsableGpuError
+from trtconvert.feeds import contract
+from trtconvert.feeds.feed import FeedOptions, feeds
 from trtconvert.fuse import fuse_model
-from trtconvert.inputs import from_file, random_feeds
 from trtconvert.manifest import Manifest
+from trtconvert.monitor import Progress
 from trtconvert.profiles.bake import bake, decode
 
 FUSED = "fused model / source model"
 ENGINE = "engine / source model"
+EXPECTED = "source model / expected outputs"  # that come with the inputs
 # Relative L2 that passes, by the least precise dtype in the model; int8: a value that lies between two quantization steps
 # may come out as either. Engines may use TF32 for fp32 products.
 TOLERANCES = {
@@ -41,51 +44,23 @@ TOLERANCES = {
 PEAK = 10  # an element may be off by this many times the tolerance, relative to the largest element
 
 
-@dataclass(frozen=True)
-class OutputResult:
-    """One output of one comparison at one shape.
-
-    max_abs: largest |got - expected|. max_rel: the same over |expected|, where that is above 1e-3 of the largest
-    element. rel_l2: ||got - expected|| / ||expected||. tolerance: for rel_l2; rule: whose it is. fault: empty if passed.
-    """
-
-    comparison: str
-    shapes: str
-    output: str
-    max_abs: float
-    max_rel: float
-    rel_l2: float
-    tolerance: float
-    rule: str
-    fault: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return not self.fault
-
-
-@dataclass
-class VerifyResult:
-    """All comparisons; engine_skipped says why the engine was not run, empty if it was."""
-
-    rows: list[OutputResult] = field(default_factory=list)
-    engine_skipped: str = ""
-    notices: list[str] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.rows) and all(row.passed for row in self.rows)
-
-
 def verify(
     plan: str | Path,
     inputs: str | Path | None = None,
     seed: int = 0,
     tolerance: float | None = None,
+    *,
+    samples: int | None = None,
+    input_script: str = "",
+    input_ranges: Mapping[str, tuple[float, float]] | None = None,
+    progress: Progress | None = None,
 ) -> VerifyResult:
     """Compare a plan with the ONNX model it was built from, which its manifest names.
 
-    inputs: an .npz with an array per input; else random ones from `seed`, at the profile's min, opt and max shapes.
+    inputs: .npz, folder of .npy files, ONNX test data, or folder of several, see feeds.files; input_script: FILE.py:FUNCTION,
+    see feeds.script; else random ones from `seed` by what the graph says of each input, at the profile's min, opt and max shapes.
+    samples: random batches at opt (1), or how many of files or of the script (all). input_ranges: bounds by input.
+    progress: is told how far it is.
     tolerance: relative L2 that passes, instead of the defaults. The outcome is also noted in the manifest.
     Raises ConvertError when a file is missing or has changed since the build.
     """
@@ -97,11 +72,10 @@ def verify(
     original, fused, notices = _models(described, path, source)
     result = VerifyResult(notices=notices)
     engine = _engine(path, result)
-    feeds = (
-        [(Path(inputs).name, from_file(Path(inputs), described.onnx_inputs, described.values))]
-        if inputs is not None
-        else random_feeds(described.onnx_inputs, described.profile, seed, described.values, described.unfit)
-    )
+    options = FeedOptions(Path(inputs) if inputs is not None else None, input_script, input_ranges or {}, samples, seed)
+    feeding = feeds(options, original, source.parent, contract.of_plan(described))
+    result.roles = feeding.roles
+    result.notices += feeding.notes
     precision = _precision(original)
     runners: list[tuple[str, Callable[[], Any]]] = [
         ("source", _onnx_runner(original, source.parent, result)),
@@ -109,8 +83,13 @@ def verify(
     ]
     if engine is not None:
         runners.append((ENGINE, lambda: _engine_runner(engine)))
-    for label, feed in feeds:
-        outputs = _run(runners, feed)
+    for batch in feeding.told(progress):
+        label = batch.title
+        outputs = _run(runners, batch.arrays)
+        for name, expected in batch.expected.items():
+            limit = tolerance if tolerance is not None else TOLERANCES[ENGINE][precision]
+            rule = "--tolerance" if tolerance is not None else f"trtconvert, {precision}"
+            result.rows.append(_compare(EXPECTED, label, name, outputs["source"].get(name), expected, limit, rule))
         for comparison, _ in runners[1:]:
             limit = tolerance if tolerance is not None else TOLERANCES[comparison][precision]
             rule = "--tolerance" if tolerance is not None else f"trtconvert, {precision}"
@@ -242,7 +221,8 @@ def _compare(
     comparison: str, shapes: str, name: str, got: NDArray[Any] | None, expected: NDArray[Any], limit: float, rule: str
 ) -> OutputResult:
     def row(fault: str, max_abs: float = np.nan, max_rel: float = np.nan, rel_l2: float = np.nan) -> OutputResult:
-        return OutputResult(comparison, shapes, name, max_abs, max_rel, rel_l2, limit, rule, fault)
+        errors = Errors(expected.size, max_abs, max_rel, rel_l2)
+        return OutputResult(comparison, shapes, name, errors, limit, rule, fault)
 
     if got is None:
         return row("the output is missing")
@@ -284,7 +264,7 @@ def _note(described: Manifest, plan: Path, result: VerifyResult) -> None:
         "machine": f"{here.name} ({here.arch})" if here else f"{platform.machine()} CPU, no GPU",
         "engine_run": not result.engine_skipped,
         "passed": result.passed,
-        "rows": [dataclasses.asdict(row) for row in result.rows],
+        "rows": [row.as_dict(evidence=False) for row in result.rows],
     }
     try:
         manifest.write(dataclasses.replace(described, verifications=[*described.verifications, entry]), plan)

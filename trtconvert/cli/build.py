@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +152,7 @@ def command(
         fuse="none" if no_fuse else fuse,
         **options,
     )
-    with _progress() as progress:
+    with show.progress() as progress:
         result = build(model, output, chosen, progress)
     for notice in result.notices:
         show.note(f"note: {notice}")
@@ -217,28 +215,3 @@ def _bytes(text: str | None) -> int | None:
     if not number.isdigit():
         raise click.BadParameter(f"{text!r} is not a size; write 512M or 2G", param_hint="--workspace")
     return int(number) * unit
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr when that is a terminal; elsewhere a line where it takes long: when something is measured."""
-    if not sys.stderr.isatty():
-
-        def say(phase: str, step: int, steps: int) -> None:
-            if step == 0 and phase.startswith("measuring"):
-                show.note(f"note: {phase}, {steps} to do" if steps > 1 else f"note: {phase}")
-
-        yield say
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def update(phase: str, step: int, steps: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bar.add_task(phase, total=steps or None)
-            bar.update(tasks[phase], completed=step)
-
-        yield update

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -13,11 +12,39 @@ from trtconvert.cli import show
 
 @click.command()
 @click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--inputs", type=click.Path(path_type=Path), help=".npz with an array per input. Default: random.")
-@click.option("--seed", default=0, show_default=True, help="Of the random inputs.")
+@click.option(
+    "--inputs",
+    type=click.Path(path_type=Path),
+    help=".npz, folder with a .npy per input, ONNX test_data_set folder, or a folder of several. Default: random.",
+)
+@click.option(
+    "--input-script", default="", metavar="FILE.py:FUNCTION", help="Python function that yields dicts of arrays."
+)
+@click.option(
+    "--input-range",
+    "ranges",
+    multiple=True,
+    metavar="NAME=LOW,HIGH",
+    help="Bounds of a random input's values. Repeatable.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    help="Random batches at the opt shapes, or batches of files or script. Default: 1 random one, all of files.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random inputs.")
 @click.option("--tolerance", type=click.FloatRange(min=0), help="Relative L2 that passes. Default: by dtype.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-def command(plan: Path, inputs: Path | None, seed: int, tolerance: float | None, as_json: bool) -> None:
+def command(
+    plan: Path,
+    inputs: Path | None,
+    input_script: str,
+    ranges: tuple[str, ...],
+    samples: int | None,
+    seed: int,
+    tolerance: float | None,
+    as_json: bool,
+) -> None:
     """Compare an engine with the ONNX model it was built from, in onnxruntime; the manifest beside the plan names it.
 
     Without a GPU the fused model is compared with the source model, and the exit code is 3.
@@ -25,10 +52,25 @@ def command(plan: Path, inputs: Path | None, seed: int, tolerance: float | None,
     \b
     trtconvert verify engine.plan
     trtconvert verify engine.plan --inputs sample.npz --json
+    trtconvert verify engine.plan --inputs model/test_data_set_0
+    trtconvert verify engine.plan --input-script photos.py:batches
+    trtconvert verify engine.plan --samples 100 --input-range image=0,255
     """
-    from trtconvert.verify import verify  # --help must not load it
+    from trtconvert.feeds.feed import as_json as roles_as_json  # --help must not load it
+    from trtconvert.feeds.feed import parse_ranges
+    from trtconvert.verify import verify
 
-    result = verify(plan, inputs, seed, tolerance)
+    with show.progress() as progress:
+        result = verify(
+            plan,
+            inputs,
+            seed,
+            tolerance,
+            samples=samples,
+            input_script=input_script,
+            input_ranges=parse_ranges(ranges),
+            progress=progress,
+        )
     for notice in result.notices:
         show.note(f"note: {notice}")
     if as_json:
@@ -36,7 +78,8 @@ def command(plan: Path, inputs: Path | None, seed: int, tolerance: float | None,
             {
                 "passed": result.passed,
                 "engine_skipped": result.engine_skipped,
-                "rows": [dataclasses.asdict(row) | {"passed": row.passed} for row in result.rows],
+                "inputs": roles_as_json(result.roles),
+                "rows": [row.as_dict() for row in result.rows],
             }
         )
     else:
