@@ -32,6 +32,7 @@ from trtconvert.matching.rewrite import Fusion
 from trtconvert.monitor import Progress
 from trtconvert.network import BuildOptions, Made, Maker, choose_targets
 from trtconvert.precision.convert import Conversion
+from trtconvert.precision.int8_build import Int8
 from trtconvert.profiles import bake, fit, shape_values, sizes
 
 
@@ -78,7 +79,9 @@ def build(
     baked = bake.bake(proto, options.bake)
     profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
-    conversion = Conversion(options.precision, onnx_model.copy(proto), source.parent, profile) if converts else None
+    conversion = _conversion(options, proto, source.parent, profile, wanted)
+    if conversion is not None and options.precision.name == "int8":
+        proto.CopyFrom(conversion.source)
     maker = Maker(backend, options, source, targets, conversion)
     chosen = _choose(proto, wanted, maker, profile, progress)
     made = chosen.made or maker.make(proto, profile, progress)
@@ -86,6 +89,7 @@ def build(
         point: f"the {point} sizes of the inputs do not go together: {reason}" for point, reason in made.unfit.items()
     } | misfits
     plugin_nodes, data = made.lowered.plugin_nodes, made.plan
+    told = made.converted.notes if made.converted is not None else []
     written = _converted_files(made, plan, source)
     described = Manifest(
         tool=f"trtconvert {trtconvert.__version__}",
@@ -124,9 +128,18 @@ def build(
         chosen.choices,
         chosen.whole,
         plugin_nodes,
-        [*loaded, *profile.notices, *misfits.values(), *made.lowered.notes, *made.notes, *chosen.notes],
+        [*loaded, *profile.notices, *misfits.values(), *told, *made.lowered.notes, *made.notes, *chosen.notes],
         time.monotonic() - started,
     )
+
+
+def _conversion(
+    options: BuildOptions, proto: ModelProto, folder: Path, profile: shapes.Profile, wanted: Policy
+) -> Conversion | None:
+    """What converts the model and what is made from it, if it is to be converted. For int8 that has been done to its source."""
+    if options.precision.name == "int8":
+        return Int8(options.precision, proto, folder, profile, wanted.ops)
+    return Conversion(options.precision, onnx_model.copy(proto), folder, profile) if options.precision.name else None
 
 
 def _converted_files(made: Made, plan: Path, source: Path) -> dict[Path, bytes | Iterable[bytes]]:

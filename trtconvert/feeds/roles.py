@@ -35,7 +35,15 @@ _NO_IMAGE_NAME = re.compile(r"mask|latent|noise|sample|embed|feature|hidden", re
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 _INTEGER_MATHS = ("DequantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
-_FIRST_LAYERS = ("Conv", "ConvInteger", "QLinearConv", "MatMul", "MatMulInteger", "QLinearMatMul", "Gemm")  # of an image
+_FIRST_LAYERS = (
+    "Conv",
+    "ConvInteger",
+    "QLinearConv",
+    "MatMul",
+    "MatMulInteger",
+    "QLinearMatMul",
+    "Gemm",
+)  # of an image
 _MIN_PIXELS = 8  # height and width; smaller maps are features
 
 Shapes: TypeAlias = "Mapping[str, Sequence[int]]"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationMethod, QuantType
 from onnxruntime.quantization.calibrate import TensorsData
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
@@ -30,7 +30,7 @@ from trtconvert.model import numpy_dtype
 from trtconvert.op import Op
 from trtconvert.precision import int8_places, int8_prepare, int8_ranges
 from trtconvert.precision.int8_places import Places
-from trtconvert.precision.int8_ranges import LEVELS, Samples
+from trtconvert.precision.int8_ranges import Samples
 
 _OPTIONS = {
     "ActivationSymmetric": True,

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
-from trtconvert.plugins.forms import gelu
+from onnx import NodeProto
 
 from trtconvert.graph import GraphView
 from trtconvert.matching.algebra import Reading
@@ -19,12 +17,11 @@ from trtconvert.matching.match import Matcher
 from trtconvert.matching.outline import Outline
 from trtconvert.model import STANDARD_DOMAINS
 from trtconvert.pattern import Builder, Var
+from trtconvert.plugins.forms import gelu
+from trtconvert.precision.int8_weights import constant
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 FLOATS = ("float32", "float16")  # what onnxruntime's quantizer takes
-_MOVES = frozenset(  # what a constant weight may have behind it before a product reads it
-    ("Constant", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast")
-)
 _CLAMPS = ("Relu", "Clip", "LeakyRelu")  # that TensorRT computes in the product's own kernel
 
 
@@ -104,23 +101,6 @@ def _product(view: GraphView, index: int, node: NodeProto) -> Product | str | No
     return Product(index, value, 1 if attributes.get("group", 1) == 1 else None)
 
 
-def constant(view: GraphView, name: str) -> NDArray[Any] | None:
-    """The value of a weight of any size: an initializer, or one moved and cast; None if it is none."""
-    order = view.chain(name, _MOVES, lambda each: view.initializer(each) is not None)
-    if not order:
-        held = view.initializer(name)
-        return None if held is None else np.asarray(numpy_helper.to_array(held, str(view.folder)))
-    nodes = [view.producer(each) for each in order]
-    if any(node is None or node.op_type not in _MOVES for node in nodes):
-        return None
-    chain = [node for node in nodes if node is not None]
-    held = {each: view.initializer(each) for node in chain for each in node.input if each not in order}
-    feeds = {n: numpy_helper.to_array(t, str(view.folder)) for n, t in held.items() if t is not None}
-    graph = helper.make_graph(chain, "weight", [helper.make_value_info(n, helper.make_tensor_type_proto(t.data_type, t.dims)) for n, t in held.items() if t is not None], [helper.make_value_info(name, helper.make_tensor_type_proto(0, None))])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", view.opset)])
-    return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
-
-
 class _Neighbours:
     """Finds the nodes around products that are to read int8 as well."""
 
@@ -159,7 +139,11 @@ class _Neighbours:
     def _fits(self, match: Match, tensor: str) -> bool:
         """Whether nothing but the GELU reads what it is computed of, and a product makes that."""
         x = match.bound["x"]
-        if x in self.view.outputs or set(self.view.consumers.get(x, [])) - match.nodes or self._read_outside(match, tensor):
+        if (
+            x in self.view.outputs
+            or set(self.view.consumers.get(x, [])) - match.nodes
+            or self._read_outside(match, tensor)
+        ):
             return False
         maker = self.view.producer(x)
         if maker is not None and maker.op_type == "Add":
@@ -179,7 +163,7 @@ class _Neighbours:
         """Whether a quantized product of these ops makes the tensor, for that reader only."""
         made = self.view.producers.get(name)
         alone = self.view.consumers.get(name) == [reader] and name not in self.view.outputs
-        return alone and made in self.indices and self.view.nodes[made].op_type in ops
+        return alone and made is not None and made in self.indices and self.view.nodes[made].op_type in ops
 
     def _becomes_int8(self, name: str) -> bool:
         return name in self.int8 or any(

@@ -17,6 +17,7 @@ from trtconvert.graph import GraphView
 from trtconvert.lower import name_nodes
 from trtconvert.lowering.functions import inline_local
 from trtconvert.model import STANDARD_DOMAINS
+from trtconvert.precision.int8_weights import constant
 
 _PER_CHANNEL, _HALF = 13, 19  # the first opsets whose QuantizeLinear takes a scale a channel, and float16
 
@@ -69,15 +70,18 @@ def _conv_before(view: GraphView, norm: NodeProto) -> NodeProto | None:
         return None
     conv = view.producer(norm.input[0])
     alone = len(view.consumers.get(norm.input[0], [])) == 1 and norm.input[0] not in view.outputs
-    if conv is None or not alone or conv.op_type not in ("Conv", "ConvTranspose") or conv.domain not in STANDARD_DOMAINS:
+    if (
+        conv is None
+        or not alone
+        or conv.op_type not in ("Conv", "ConvTranspose")
+        or conv.domain not in STANDARD_DOMAINS
+    ):
         return None
     grouped = conv.op_type == "ConvTranspose" and view.attributes(conv).get("group", 1) != 1
     return None if grouped else conv
 
 
 def _fold(view: GraphView, conv: NodeProto, norm: NodeProto, names: set[str]) -> bool:
-    from trtconvert.precision.int8_places import constant
-
     weight = constant(view, conv.input[1])
     bias = constant(view, conv.input[2]) if len(conv.input) > 2 and conv.input[2] else np.float32(0)
     values = [constant(view, name) for name in norm.input[1:5]]

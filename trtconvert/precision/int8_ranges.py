@@ -1,4 +1,4 @@
-"""How large tensors become on calibration data: onnxruntime runs the model, and its collectors choose the range that int8 covers."""
+"""How large tensors become on calibration data: onnxruntime runs the model, its collectors choose the range for int8."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def _require_finite(feed: Feed, number: int) -> None:
     for name, array in feed.items():
         if array.dtype.kind in "fV" and not np.isfinite(array.astype(np.float32)).all():
             raise ConvertError(
-                f"the calibration data has NaN or Inf in {name!r}", where=f"sample {number}", fix="leave that sample out"
+                f"the calibration data has NaN or Inf in {name!r}",
+                where=f"sample {number}",
+                fix="leave that sample out",
             )
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-PRECISIONS = ("fp16", "bf16", "fp32")
+PRECISIONS = ("fp16", "bf16", "fp32", "int8")
+CALIBRATORS = ("minmax", "entropy", "percentile")
 CASTERS = ("trtconvert", "onnxruntime", "modelopt")
 KEEP = "keep"
 
 
 @dataclass(frozen=True)
 class PrecisionOptions:
-    """name: "fp16", "bf16" or "fp32", "" for the model as it is. io: dtype of the model's float inputs and outputs, of those
-    names too, or "keep". keep_fp32: nodes that stay in float32, by name or op. caster: who converts.
+    """name: "fp16", "bf16" or "fp32"; "int8", which leaves the rest of the model as it is; "" for the model as it is. io: dtype
+    of the model's float inputs and outputs, of those names too, or "keep". keep_fp32: nodes that stay in float32, by name or op.
+    caster: who converts. calib: folder or file of samples that int8's scales are measured on, random ones if None; calib_method:
+    how, see `int8_ranges.measure`.
     """
 
     name: str = ""
     io: str = KEEP
     keep_fp32: tuple[str, ...] = ()
     caster: str = CASTERS[0]
+    calib: Path | None = None
+    calib_method: str = CALIBRATORS[0]
