@@ -28,7 +28,7 @@ from trtconvert.fuse import fuse_model
 from trtconvert.graph import GraphView
 from trtconvert.model import numpy_dtype
 from trtconvert.op import Op
-from trtconvert.precision import int8_places, int8_prepare, int8_ranges
+from trtconvert.precision import int8_places, int8_prepare, int8_ranges, int8_sensitivity
 from trtconvert.precision.int8_places import Places
 from trtconvert.precision.int8_ranges import Samples
 
@@ -66,12 +66,14 @@ def quantize(
     ops: Sequence[type[Op]] | None = None,
     keep: Collection[str] = (),
     before_gelu: bool = True,
+    search: bool = False,
 ) -> Quantized:
     """A copy of the model with QuantizeLinear and DequantizeLinear around its products.
 
     Each quantized tensor has one Q, right behind what makes it, so that fusions which end in Q apply. samples: the calibration
     data. method: see int8_ranges.measure. ops: whose fusions keep their products as they are; none given means all but opt-in
-    ones. keep: names of nodes that stay float. before_gelu: see int8_places.find. ConvertError says what is wrong with model or
+    ones. keep: names of nodes that stay float. before_gelu: see int8_places.find. search: leave
+    float what int8_sensitivity finds. ConvertError says what is wrong with model or
     data, and if nothing can be quantized.
     """
     copy = int8_prepare.prepare(model, folder)
@@ -89,10 +91,20 @@ def quantize(
     dtypes = {name: view.info(name).dtype for name in tensors}
     ranges = int8_ranges.measure(copy, folder, dtypes, samples, method)
     _leave_out(view, places, ranges.unusable)
+    made = _written(copy, folder, places, ranges.largest)
+    if search and (costly := int8_sensitivity.sensitive(made, folder, samples)):
+        _leave_out(view, places, costly)
+        made = _written(copy, folder, places, ranges.largest)
+    return Quantized(made, len(places.products), places.left, ranges.samples)
+
+
+def _written(model: ModelProto, folder: Path, places: Places, largest: Mapping[str, float]) -> ModelProto:
+    """A copy of the model with Q and DQ at the places."""
     if not places.products:
         raise ConvertError("nothing in the model can be int8", where=next(iter(places.left.values()), None))
-    _Writer(view, copy, places, ranges.largest).write()
-    return Quantized(copy, len(places.products), places.left, ranges.samples)
+    copy = onnx_model.copy(model)
+    _Writer(onnx_graph.views(copy, folder)[0], copy, places, largest).write()
+    return copy
 
 
 def _fused(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> set[str]:
@@ -117,8 +129,9 @@ class _Writer:
     else is touched."""
 
     def __init__(self, view: GraphView, model: ModelProto, places: Places, largest: Mapping[str, float]) -> None:
-        self.view, self.model, self.places, self.largest = view, model, places, largest
-        self.weights: dict[str, str] = {}  # of the small graph, by node
+        read = {view.nodes[product.index].input[0] for product in places.products} | set(places.readers)
+        self.view, self.model, self.places = view, model, places
+        self.largest = {name: top for name, top in largest.items() if name in read}
 
     def write(self) -> None:
         """In place."""
