@@ -82,11 +82,12 @@ TENSORS_SHOWN = 8
 )
 @click.option(
     "--calib-method",
-    type=click.Choice(["minmax", "entropy", "percentile"]),
-    default="minmax",
+    type=click.Choice(["percentile", "entropy", "minmax"]),
+    default="percentile",
     show_default=True,
     help="How int8's scales follow from the samples.",
 )
+@click.option("--calib-search", is_flag=True, help="Leave float what int8 costs most: a run per tensor and sample.")
 @click.option(
     "--io-precision",
     type=click.Choice(["keep", "fp16", "bf16", "fp32"]),
@@ -133,6 +134,7 @@ def command(
     caster: str,
     calib: Path | None,
     calib_method: str,
+    calib_search: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -159,13 +161,13 @@ def command(
         raise click.UsageError(f"--no-fuse and --fuse {fuse} contradict each other")
     if precision is None and (keep_fp32 or io_precision != "keep" or caster != "trtconvert"):
         raise click.UsageError("--io-precision, --keep-fp32 and --caster need --precision")
-    if calib is not None and precision != "int8":
-        raise click.UsageError("--calib needs --precision int8")
+    if (calib is not None or calib_search) and precision != "int8":
+        raise click.UsageError("--calib and --calib-search need --precision int8")
     chosen = BuildOptions(
         shapes=parse(shapes),
         bake=bake.parse(baked),
         wishes=parse_wishes(maps, attributes, casts),
-        precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster, calib, calib_method),
+        precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster, calib, calib_method, calib_search),
         values=shape_values.parse(values),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),

@@ -62,7 +62,7 @@ def quantize(
     model: ModelProto,
     folder: Path,
     samples: Samples,
-    method: str = "entropy",
+    method: str = "percentile",
     ops: Sequence[type[Op]] | None = None,
     keep: Collection[str] = (),
     before_gelu: bool = True,

@@ -28,7 +28,9 @@ class Int8(Conversion):
         values = {name: _points(given) for name, given in profile.values.items()}
         contract = Contract(model_io(model, "input"), [o.name for o in model.graph.output], points, values)
         data = calibration.calibration(options.calib, model, folder, contract)
-        made = int8.quantize(model, folder, lambda: data, options.calib_method, ops, options.keep_fp32)
+        made = int8.quantize(
+            model, folder, lambda: data, options.calib_method, ops, options.keep_fp32, search=options.calib_search
+        )
         super().__init__(options, made.model, folder, profile)
         self.notes = list(made.notes)
         if options.calib is None:

@@ -14,7 +14,7 @@ from trtconvert import model as onnx_model
 from trtconvert import reference
 from trtconvert.precision.int8_ranges import Samples
 
-SAMPLES = 16
+SAMPLES = 8
 _OUTLIER = 8.0  # times the median error
 _MOST = 0.15  # of the tensors
 _NEGLIGIBLE = 1e-9  # relative squared error of the outputs
