@@ -402,7 +402,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
     ) -> tuple[BuildResult, Clock]:
         clock = Clock(us, outputs)
         present = type("gpu", (), {"current": staticmethod(lambda: CARD), "require": staticmethod(lambda: CARD)})
-        for module in ("build", "trials"):
+        for module in ("build", "choice.trials"):
             monkeypatch.setattr(sys.modules[f"trtconvert.{module}"], "gpu", present)
         monkeypatch.setattr(sys.modules["trtconvert.choice.trials"], "measure", clock.measure)
         monkeypatch.setattr(sys.modules["trtconvert.choice.trials"], "Engine", clock.engine)

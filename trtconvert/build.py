@@ -16,13 +16,14 @@ from onnx import ModelProto
 import trtconvert
 from trtconvert import gpu, launch, manifest, shapes
 from trtconvert import model as onnx_model
-from trtconvert.backend import select
+from trtconvert.backend import Backend, select
+from trtconvert.bodies import add_bodies
 from trtconvert.choice.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
 from trtconvert.choice.neighbourhood import Surroundings
 from trtconvert.choice.trials import Trials
 from trtconvert.custom_ops import libraries, wishes
 from trtconvert.custom_ops.creators import Creator
-from trtconvert.custom_ops.custom import PluginNode
+from trtconvert.custom_ops.custom import Custom, PluginNode
 from trtconvert.errors import NoUsableGpuError
 from trtconvert.files import check_outputs, write_files
 from trtconvert.fuse import NearMiss, fuse_model
@@ -79,9 +80,7 @@ def build(
     baked = bake.bake(proto, options.bake)
     profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
-    conversion = _conversion(options, proto, source.parent, profile, wanted)
-    if conversion is not None and options.precision.name == "int8":
-        proto.CopyFrom(conversion.source)
+    conversion = _conversion(options, backend, proto, source.parent, profile, wanted)
     maker = Maker(backend, options, source, targets, conversion)
     chosen = _choose(proto, wanted, maker, profile, progress)
     made = chosen.made or maker.make(proto, profile, progress)
@@ -89,7 +88,7 @@ def build(
         point: f"the {point} sizes of the inputs do not go together: {reason}" for point, reason in made.unfit.items()
     } | misfits
     plugin_nodes, data = made.lowered.plugin_nodes, made.plan
-    told = made.converted.notes if made.converted is not None else []
+    converted_notes = made.converted.notes if made.converted else []
     written = _converted_files(made, plan, source)
     described = Manifest(
         tool=f"trtconvert {trtconvert.__version__}",
@@ -128,25 +127,45 @@ def build(
         chosen.choices,
         chosen.whole,
         plugin_nodes,
-        [*loaded, *profile.notices, *misfits.values(), *told, *made.lowered.notes, *made.notes, *chosen.notes],
+        [
+            *loaded,
+            *converted_notes,
+            *profile.notices,
+            *misfits.values(),
+            *made.lowered.notes,
+            *made.notes,
+            *chosen.notes,
+        ],
         time.monotonic() - started,
     )
 
 
 def _conversion(
-    options: BuildOptions, proto: ModelProto, folder: Path, profile: shapes.Profile, wanted: Policy
+    options: BuildOptions,
+    backend: Backend,
+    proto: ModelProto,
+    folder: Path,
+    profile: shapes.Profile,
+    wanted: Policy,
 ) -> Conversion | None:
-    """What converts the model and what is made from it, if it is to be converted. For int8 that has been done to its source."""
-    if options.precision.name == "int8":
-        return Int8(options.precision, proto, folder, profile, wanted.ops)
-    return Conversion(options.precision, onnx_model.copy(proto), folder, profile) if options.precision.name else None
+    """What converts the model and all that is made from it, if it is to be converted. int8 is put into the model first."""
+    custom = Custom.of(backend, options.wishes)
+    if options.precision.name.startswith("int8"):
+        quantized = Int8(options.precision, proto, folder, profile, custom, wanted.ops)
+        proto.CopyFrom(quantized.source)
+        return quantized
+    if not options.precision.name:
+        return None
+    return Conversion(options.precision, onnx_model.copy(proto), folder, profile, custom)
 
 
 def _converted_files(made: Made, plan: Path, source: Path) -> dict[Path, bytes | Iterable[bytes]]:
     """The converted model's files, the model itself last; none if nothing was converted."""
     if made.converted is None:
         return {}
-    return onnx_model.files(made.converted.model, manifest.converted_path(plan), source)
+    model = onnx_model.copy(made.converted.model)
+    add_bodies(model)  # of custom nodes that were not fused: onnxruntime is to run the file
+    return onnx_model.files(model, manifest.converted_path(plan), source)
 
 
 def _precision(
@@ -199,7 +218,8 @@ def _choose(
             return choose(proto, folder, wanted.ops, Trials(proto, wanted.ops, maker, profile, progress))
         except NoUsableGpuError as error:
             notes.append(f"fusions were not measured here: {error.what}")
-    table = Table(Surroundings(proto, folder, profile.ranges), maker.targets)
+    dtype = maker.conversion.kind.dtype if maker.conversion is not None else ""
+    table = Table(Surroundings(proto, folder, profile.ranges), maker.targets, dtype)
     return dataclasses.replace(choose(proto, folder, wanted.ops, table), notes=notes)
 
 

@@ -18,6 +18,7 @@ from trtconvert.choice.neighbourhood import Size, Surroundings
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import FuseResult, NearMiss, fuse_model
 from trtconvert.matching.rewrite import Fusion
+from trtconvert.model import numpy_dtype
 from trtconvert.network import Made
 from trtconvert.op import Op
 
@@ -194,10 +195,13 @@ _NO_ROW = "not measured here, and the table of measured ratios has no row for it
 
 
 class Table:
-    """Keeps what was faster elsewhere by the table of measured ratios, and what nothing is known of."""
+    """Keeps what was faster elsewhere by the table of measured ratios, and what nothing is known of.
 
-    def __init__(self, around: Surroundings, targets: Sequence[str]) -> None:
-        self.around, self.targets, self.rows = around, targets, measured.load()
+    dtype: of the engine's floats, "" for the model's.
+    """
+
+    def __init__(self, around: Surroundings, targets: Sequence[str], dtype: str = "") -> None:
+        self.around, self.targets, self.dtype, self.rows = around, targets, dtype, measured.load()
 
     def judge(self, _fused: FuseResult, new: Sequence[Fusion]) -> list[Choice]:
         return [self._one(fusion) for fusion in new]
@@ -211,6 +215,7 @@ class Table:
         size = self.around.size(fusion)
         if size is None:
             return choice(fusion, None, True, "unmeasured", "not measured here, and its shape is unknown")
+        size = _in_type(size, self.dtype)
         kind = measured.kind(fusion.attributes, fusion.channels_last)
         found = [measured.nearest(self.rows, fusion.op, size.dtype, kind, size.bytes, arch) for arch in self.targets]
         rows = [row for row in found if row is not None]
@@ -222,6 +227,14 @@ class Table:
         reason = f"not measured here; {ratio:.2f} times as fast as native on {where}"
         made = choice(fusion, size, pays(ratio), "table", reason)
         return dataclasses.replace(made, ratio=ratio, machine=" and ".join(dict.fromkeys(row.machine for row in rows)))
+
+
+def _in_type(size: Size, dtype: str) -> Size:
+    """What the fusion moves once its floats have that dtype."""
+    if not dtype or "float" not in size.dtype:
+        return size
+    bytes_before, bytes_now = (numpy_dtype(name).itemsize for name in (size.dtype, dtype))
+    return dataclasses.replace(size, dtype=dtype, bytes=size.bytes * bytes_now // bytes_before)
 
 
 def _dims(shape: Sequence[int]) -> str:

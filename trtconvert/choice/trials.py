@@ -149,7 +149,7 @@ class Trials:
         return self._native
 
     def _timed(self, how: str, made: Mapping[str, Made], model: ModelProto, profile: Profile) -> _Outcome:
-        times, graph = self._time(self._load(made), _feeds(model, profile))
+        times, graph = self._time(self._load(made), _as_taken(_feeds(model, profile), made[NATIVE]))
         return _Outcome(how, times[NATIVE], times[PLUGINS], graph)
 
     def _load(self, made: Mapping[str, Made]) -> dict[str, Engine]:
@@ -187,7 +187,8 @@ class Trials:
 
     def _compared(self, made: Mapping[str, Made]) -> Whole:
         engines, feeds = self._load(made), _feeds(self.source, self.profile)
-        times, graph = self._time(engines, feeds)
+        taken = _as_taken(feeds, made[NATIVE])
+        times, graph = self._time(engines, taken)
         measured = Whole(True, "", self.machine, times[NATIVE], times[PLUGINS], graph)
         if times[PLUGINS] >= times[NATIVE]:
             reason = f"the whole engine is no faster: {times[PLUGINS]:.1f} us, native {times[NATIVE]:.1f} us"
@@ -196,7 +197,7 @@ class Trials:
             expected = self._expected(feeds)
         except Exception as error:  # noqa: BLE001  # onnxruntime's have no common base of their own
             return dataclasses.replace(measured, reason=f"its accuracy was not checked: {_what(error)}")
-        outputs = {name: engine.run(feeds) for name, engine in engines.items()}
+        outputs = {name: engine.run(taken) for name, engine in engines.items()}
         errors = {
             name: {engine: relative_l2(got[name], want) for engine, got in outputs.items()}
             for name, want in expected.items()
@@ -228,6 +229,12 @@ def _feeds(model: ModelProto, profile: Profile) -> dict[str, NDArray[Any]]:
     )
     _, feeds = next(random_feeds(model_io(model, "input"), opt, seed=0, values=values))
     return feeds
+
+
+def _as_taken(feeds: Mapping[str, NDArray[Any]], made: Made) -> dict[str, NDArray[Any]]:
+    """Inputs in the types of the engine, whose floats may have been converted."""
+    types = {io.name: onnx_model.numpy_dtype(io.dtype) for io in made.inputs}
+    return {name: array.astype(types[name]) if name in types else array for name, array in feeds.items()}
 
 
 def relative_l2(got: NDArray[Any], expected: NDArray[Any]) -> float:

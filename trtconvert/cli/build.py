@@ -13,6 +13,7 @@ from trtconvert.cli import show
 
 if TYPE_CHECKING:
     from trtconvert.build import BuildResult
+    from trtconvert.manifest import Precision
 
 CHOICES_SHOWN = 8
 TENSORS_SHOWN = 8
@@ -72,7 +73,9 @@ TENSORS_SHOWN = 8
     help="Cast an input of a node, or with out0 an output. Repeatable.",
 )
 @click.option(
-    "--precision", type=click.Choice(["fp16", "bf16", "fp32", "int8"]), help="Convert the model to this precision."
+    "--precision",
+    type=click.Choice(["fp16", "bf16", "fp32", "int8", "int8+fp16"]),
+    help="Convert the model to this precision; int8 leaves the rest as it is.",
 )
 @click.option(
     "--calib",
@@ -161,8 +164,10 @@ def command(
         raise click.UsageError(f"--no-fuse and --fuse {fuse} contradict each other")
     if precision is None and (keep_fp32 or io_precision != "keep" or caster != "trtconvert"):
         raise click.UsageError("--io-precision, --keep-fp32 and --caster need --precision")
-    if (calib is not None or calib_search) and precision != "int8":
-        raise click.UsageError("--calib and --calib-search need --precision int8")
+    if (calib is not None or calib_search) and precision not in ("int8", "int8+fp16"):
+        raise click.UsageError("--calib and --calib-search need --precision int8 or int8+fp16")
+    if precision == "int8" and (io_precision != "keep" or caster != "trtconvert"):
+        raise click.UsageError("int8 leaves the rest as it is: --io-precision and --caster need int8+fp16")
     chosen = BuildOptions(
         shapes=parse(shapes),
         bake=bake.parse(baked),
@@ -196,11 +201,29 @@ def _report(result: BuildResult) -> None:
             click.echo(f"{side:9} {io.name}: {io.dtype} {show.shape(io.shape)}")
         if tensors[TENSORS_SHOWN:]:
             click.echo(f"{side:9} and {len(tensors) - TENSORS_SHOWN} more, see the manifest")
+    for line in _precision(described.precision):
+        click.echo(line)
     names = [f"{plugin.name} x{len(plugin.nodes)}" for plugin in described.plugins]
     click.echo(f"plugins   {', '.join(names) or 'none'}  ({len(result.fusions)} fused)")
     for line in _choices(result):
         click.echo(line)
     click.echo(f"time      {result.seconds:.1f} s")
+
+
+def _precision(precision: Precision) -> Iterator[str]:
+    """The converted model, and the nodes that stayed in float32, a line for all of one op and reason."""
+    if not precision.file:
+        return
+    kept = len(precision.kept)
+    yield f"precision {precision.name}, {kept or 'no'} node{'s' * (kept != 1)} in fp32; converted model {precision.file}"
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node in precision.kept:
+        groups.setdefault((node["op"], node["reason"]), []).append(node["node"])
+    for (op, reason), nodes in list(groups.items())[:CHOICES_SHOWN]:
+        more = f" and {len(nodes) - 2} more" if nodes[2:] else ""
+        yield f"{'fp32':9} {op} x{len(nodes)}: {reason} ({', '.join(nodes[:2])}{more})"
+    if len(groups) > CHOICES_SHOWN:
+        yield f"          and {len(groups) - CHOICES_SHOWN} more reasons, see the manifest"
 
 
 def _choices(result: BuildResult) -> Iterator[str]:

@@ -42,11 +42,11 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class Quantized:
-    """The model with Q and DQ; how many products are int8; those that stayed float, and why."""
+    """The model with Q and DQ; how many products are int8; the op of those that stayed float, and why."""
 
     model: ModelProto
     products: int
-    left: dict[str, str]
+    left: dict[str, tuple[str, str]]
     samples: int
 
     @property
@@ -54,7 +54,7 @@ class Quantized:
         """What is worth telling."""
         told = [f"int8: {self.products} of {self.products + len(self.left)} products with weights"]
         shown = list(self.left.items())[:5]
-        told += [f"{name} stays float: {reason}" for name, reason in shown]
+        told += [f"{name} stays float: {reason}" for name, (_, reason) in shown]
         return told + ([f"and {len(self.left) - 5} more products stay float"] if len(self.left) > 5 else [])
 
 
@@ -67,16 +67,17 @@ def quantize(
     keep: Collection[str] = (),
     before_gelu: bool = True,
     search: bool = False,
+    halves: bool = False,
 ) -> Quantized:
     """A copy of the model with QuantizeLinear and DequantizeLinear around its products.
 
     Each quantized tensor has one Q, right behind what makes it, so that fusions which end in Q apply. samples: the calibration
     data. method: see int8_ranges.measure. ops: whose fusions keep their products as they are; none given means all but opt-in
     ones. keep: names of nodes that stay float. before_gelu: see int8_places.find. search: leave
-    float what int8_sensitivity finds. ConvertError says what is wrong with model or
+    float what int8_sensitivity finds. halves: the floats are to become float16. ConvertError says what is wrong with model or
     data, and if nothing can be quantized.
     """
-    copy = int8_prepare.prepare(model, folder)
+    copy = int8_prepare.prepare(model, folder, halves)
     view = onnx_graph.views(copy, folder)[0]
     wanted = registry.by_pattern(()) if ops is None else ops
     places = int8_places.find(view, {*keep, *_fused(copy, folder, wanted)}, before_gelu)
@@ -95,7 +96,9 @@ def quantize(
     if search and (costly := int8_sensitivity.sensitive(made, folder, samples)):
         _leave_out(view, places, costly)
         made = _written(copy, folder, places, ranges.largest)
-    return Quantized(made, len(places.products), places.left, ranges.samples)
+    ops_of = {node.name: node.op_type for node in view.nodes}
+    left = {name: (ops_of[name], reason) for name, reason in places.left.items()}
+    return Quantized(made, len(places.products), left, ranges.samples)
 
 
 def _written(model: ModelProto, folder: Path, places: Places, largest: Mapping[str, float]) -> ModelProto:

@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, NodeProto, numpy_helper, version_conver
 
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
-from trtconvert.bodies import is_ours, retain
+from trtconvert.bodies import is_ours, raise_ir, retain
 from trtconvert.errors import ConvertError
 from trtconvert.graph import GraphView
 from trtconvert.lower import name_nodes
@@ -22,11 +22,13 @@ from trtconvert.precision.int8_weights import constant
 _PER_CHANNEL, _HALF = 13, 19  # the first opsets whose QuantizeLinear takes a scale a channel, and float16
 
 
-def prepare(model: ModelProto, folder: Path) -> ModelProto:
-    """A copy of the same meaning in which every node has a name of its own. ConvertError if its operator set is too old and
-    ONNX cannot raise it."""
+def prepare(model: ModelProto, folder: Path, halves: bool = False) -> ModelProto:
+    """A copy of the same meaning in which every node has a name of its own.
+
+    halves: it is to take float16. ConvertError if its operator set is too old and ONNX cannot raise it.
+    """
     copy = inline_local(onnx_model.copy(model), lambda f: not is_ours(f.domain))
-    halves = any(t.data_type == onnx.TensorProto.FLOAT16 for t in copy.graph.initializer)
+    halves |= any(t.data_type == onnx.TensorProto.FLOAT16 for t in copy.graph.initializer)
     copy = _raised(copy, _HALF if halves else _PER_CHANNEL)
     name_nodes(copy)
     for view in onnx_graph.views(copy, folder)[:1]:
@@ -35,16 +37,26 @@ def prepare(model: ModelProto, folder: Path) -> ModelProto:
 
 
 def _raised(model: ModelProto, opset: int) -> ModelProto:
+    """The model in that opset at least. Weights take no part, so that those in other files stay there."""
     if onnx_model.opset(model) >= opset:
         return model
+    bare = onnx_model.skeleton(model)
+    small = {t.name for t in bare.graph.initializer}
+    functions = list(bare.functions)
+    del bare.functions[:]
     try:
-        raised = version_converter.convert_version(model, opset)
-    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
+        raised = version_converter.convert_version(bare, opset)
+    except (RuntimeError, ValueError, version_converter.ConvertError) as error:
         raise ConvertError(
             f"int8 needs opset {opset} and the model has {onnx_model.opset(model)}, which ONNX cannot raise: "
             f"{str(error).splitlines()[0][:200]}",
             fix=f"export the model with opset {opset} or newer",
         ) from error
+    del raised.graph.input[:]
+    raised.graph.input.extend(model.graph.input)
+    raised.graph.initializer.extend(t for t in model.graph.initializer if t.name not in small)
+    raise_ir(raised)
+    raised.functions.extend(functions)
     return raised
 
 

@@ -16,6 +16,7 @@ from onnx import ModelProto, helper
 from onnxruntime.quantization.calibrate import HistogramCollector
 
 from trtconvert import reference
+from trtconvert.bodies import add_bodies
 from trtconvert.errors import ConvertError
 from trtconvert.model import copy, elem_type
 
@@ -91,6 +92,7 @@ class _Runner:
         self.fed = [name for name in dtypes if name in inputs]
         self.made = [name for name in dtypes if name not in inputs]
         asking = copy(model)
+        add_bodies(asking)
         del asking.graph.output[:]
         asking.graph.output.extend(helper.make_tensor_value_info(n, elem_type(dtypes[n]), None) for n in self.made)
         if not self.made:

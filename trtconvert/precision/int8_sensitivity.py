@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from trtconvert import model as onnx_model
 from trtconvert import reference
+from trtconvert.bodies import add_bodies
 from trtconvert.precision.int8_ranges import Samples
 
 SAMPLES = 8
@@ -50,6 +51,7 @@ def sensitive(model: ModelProto, folder: Path, samples: Samples) -> dict[str, st
 def _gated(model: ModelProto) -> tuple[ModelProto, dict[str, str]]:
     """A model in which an input for each quantized activation says whether its Q and DQ count; the inputs by tensor."""
     copy = onnx_model.copy(model)
+    add_bodies(copy)
     quantizers = {node.output[0]: node for node in copy.graph.node if node.op_type == "QuantizeLinear"}
     held = {t.name for t in copy.graph.initializer}
     gates: dict[str, str] = {}
