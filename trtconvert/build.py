@@ -18,7 +18,8 @@ from trtconvert import gpu, launch, manifest, shapes
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend, select
 from trtconvert.bodies import add_bodies
-from trtconvert.choice.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
+from trtconvert.choice import left_out
+from trtconvert.choice.choose import Choice, Chosen, Forced, Judge, Policy, Table, Whole, choose, policy
 from trtconvert.choice.neighbourhood import Surroundings
 from trtconvert.choice.trials import Trials
 from trtconvert.custom_ops import libraries, wishes
@@ -81,6 +82,7 @@ def build(
     profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
     conversion = _conversion(options, backend, proto, source.parent, profile, wanted)
+    unmet = left_out.check(options.no_fuse, proto, source.parent, wanted.ops)
     maker = Maker(backend, options, source, targets, conversion)
     chosen = _choose(proto, wanted, maker, profile, progress)
     made = chosen.made or maker.make(proto, profile, progress)
@@ -129,6 +131,7 @@ def build(
         plugin_nodes,
         [
             *loaded,
+            *unmet,
             *converted_notes,
             *profile.notices,
             *misfits.values(),
@@ -206,21 +209,25 @@ def _choose(
     proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.Profile, progress: Progress | None
 ) -> Chosen:
     """Fuse in place as wanted: what pays is measured where the engine can run here, else the shipped table says it."""
-    folder = maker.source.parent
+    folder, nodes = maker.source.parent, maker.options.no_fuse
+
+    def chosen(judge: Judge) -> Chosen:
+        return choose(proto, folder, wanted.ops, left_out.LeftOut(judge, nodes) if nodes else judge)
+
     if not wanted.ops:
         return Chosen()
     if wanted.forced:
-        return choose(proto, folder, wanted.ops, Forced(maker.options.fuse))
+        return chosen(Forced(maker.options.fuse))
     here, notes = gpu.current(), list[str]()
     if here is not None and maker.targets == (here.arch,):
         _preflight(proto, wanted, maker, profile)
         try:
-            return choose(proto, folder, wanted.ops, Trials(proto, wanted.ops, maker, profile, progress))
+            return chosen(Trials(proto, wanted.ops, maker, profile, progress))
         except NoUsableGpuError as error:
             notes.append(f"fusions were not measured here: {error.what}")
     dtype = maker.conversion.kind.dtype if maker.conversion is not None else ""
     table = Table(Surroundings(proto, folder, profile.ranges), maker.targets, dtype)
-    return dataclasses.replace(choose(proto, folder, wanted.ops, table), notes=notes)
+    return dataclasses.replace(chosen(table), notes=notes)
 
 
 def _preflight(proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.Profile) -> None:
@@ -259,4 +266,5 @@ def _plugin_use(creator: Creator, nodes: list[str]) -> PluginUse:
 def _builder_options(options: BuildOptions) -> dict[str, Any]:
     names = ("opt_level", "workspace", "refit", "strip_weights", "version_compatible", "hardware_compatible")
     wanted = {option: list(texts) for option, texts in options.wishes.told.items()}
-    return {name: getattr(options, name) for name in names} | {"wishes": wanted or None}
+    left = list(options.no_fuse) or None
+    return {name: getattr(options, name) for name in names} | {"wishes": wanted or None, "no_fuse": left}

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtconvert.accuracy.finding import Finding
 
 from trtconvert.feeds.roles import Role
 
 NAN = float("nan")
+
+
+def _writable(value: Any) -> Any:
+    """JSON knows no NaN and no Inf: they become text."""
+    if isinstance(value, dict):
+        return {key: _writable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
@@ -33,8 +46,9 @@ class Channel:
 class Errors:
     """How far an array lies from the reference, over the elements that are finite in both. `metrics.measure` gives formulas.
 
-    quantiles: of |got - expected|, by share ("0.5", ..., "0.999"). bias: relative L2 of the systematic part of the error,
-    which value or place of an element decides. channel: the worst slice along any axis.
+    quantiles: of |got - expected|, by share ("0.5", ..., "0.999"). bias: by grouping ("value", "axis 1"), lower and upper
+    bound of the relative L2 of the systematic part of the error, the one that the group of an element decides. channel: the
+    worst slice along any axis.
     """
 
     elements: int = 0
@@ -42,8 +56,8 @@ class Errors:
     max_rel: float = NAN
     rel_l2: float = NAN
     cosine: float = NAN
-    bias: float = NAN
     quantiles: dict[str, float] = field(default_factory=dict)
+    bias: dict[str, tuple[float, float]] = field(default_factory=dict)
     channel: Channel | None = None
 
 
@@ -105,13 +119,14 @@ class OutputResult:
         found = dataclasses.asdict(self) | {"passed": self.passed}
         if not evidence:
             del found["evidence"]
-        return found
+        return {key: _writable(value) for key, value in found.items()}
 
 
 @dataclass
 class VerifyResult:
     """All comparisons. engine_skipped: why the engine was not run, empty if it was. rules: the rules in words, in the
-    order of the checks. reference, twin: what the outputs were compared with. roles: what random inputs were taken for."""
+    order of the checks. reference, twin: what the outputs were compared with. roles: what random inputs were taken for.
+    first_wrong: the first wrong node, where it was asked for and found."""
 
     rows: list[OutputResult] = field(default_factory=list)
     engine_skipped: str = ""
@@ -121,7 +136,15 @@ class VerifyResult:
     twin: str = ""
     rules: list[str] = field(default_factory=list)
     roles: dict[str, Role] = field(default_factory=dict)
+    first_wrong: Finding | None = None
 
     @property
     def passed(self) -> bool:
         return bool(self.rows) and all(row.passed for row in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: everything; roles as `inputs`."""
+        found = {"passed": self.passed, **vars(self)}
+        found["first_wrong"] = dataclasses.asdict(self.first_wrong) if self.first_wrong is not None else None
+        inputs = {name: dataclasses.asdict(role) for name, role in found.pop("roles").items()}
+        return found | {"inputs": inputs, "rows": [row.as_dict() for row in self.rows]}

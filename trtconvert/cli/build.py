@@ -20,7 +20,7 @@ TENSORS_SHOWN = 8
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The plan. Default: MODEL with .plan.")
 @click.option(
     "--shape", "shapes", multiple=True, metavar="NAME=MIN,OPT,MAX", help="Shapes of a dynamic input. Repeatable."
@@ -48,7 +48,14 @@ TENSORS_SHOWN = 8
     metavar="auto|all|none|NAME,...",
     help="Fuse what pays, everything, nothing, or all of these patterns.",
 )
-@click.option("--no-fuse", is_flag=True, help="The same as --fuse none.")
+@click.option(
+    "--no-fuse",
+    multiple=True,
+    is_flag=False,
+    flag_value="",
+    metavar="[NODE]",
+    help="Fuse nothing around a node; nothing at all without one. Repeatable.",
+)
 @click.option(
     "--plugin",
     "plugins",
@@ -119,7 +126,7 @@ TENSORS_SHOWN = 8
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 @click.option("-v", "--verbose", is_flag=True, help="Show TensorRT's log.")
 def command(
-    model: Path,
+    model: Path | None,
     output: Path | None,
     shapes: tuple[str, ...],
     values: tuple[str, ...],
@@ -127,7 +134,7 @@ def command(
     target: str,
     workspace: str | None,
     fuse: str,
-    no_fuse: bool,
+    no_fuse: tuple[str, ...],
     maps: tuple[str, ...],
     attributes: tuple[str, ...],
     casts: tuple[str, ...],
@@ -160,8 +167,11 @@ def command(
     from trtconvert.profiles import bake, shape_values
     from trtconvert.shapes import parse
 
-    if no_fuse and fuse not in ("auto", "none"):
-        raise click.UsageError(f"--no-fuse and --fuse {fuse} contradict each other")
+    model, no_fuse = _model_behind_no_fuse(model, no_fuse)
+    nothing = "" in no_fuse
+    if nothing and (fuse not in ("auto", "none") or len(set(no_fuse)) > 1):
+        other = f"--fuse {fuse}" if fuse not in ("auto", "none") else f"--no-fuse {next(filter(None, no_fuse))}"
+        raise click.UsageError(f"--no-fuse and {other} contradict each other")
     if precision is None and (keep_fp32 or io_precision != "keep" or caster != "trtconvert"):
         raise click.UsageError("--io-precision, --keep-fp32 and --caster need --precision")
     if (calib is not None or calib_search) and precision not in ("int8", "int8+fp16"):
@@ -176,7 +186,8 @@ def command(
         values=shape_values.parse(values),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),
-        fuse="none" if no_fuse else fuse,
+        fuse="none" if nothing else fuse,
+        no_fuse=() if nothing else tuple(dict.fromkeys(no_fuse)),
         **options,
     )
     with show.progress() as progress:
@@ -189,6 +200,16 @@ def command(
         show.as_json(dataclasses.asdict(result.manifest))
     else:
         _report(result)
+
+
+def _model_behind_no_fuse(model: Path | None, nodes: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+    """MODEL, and the nodes of --no-fuse: a model that follows --no-fuse directly was not meant as a node."""
+    if model is not None:
+        return model, nodes
+    taken = next((index for index, name in enumerate(nodes) if name.endswith(".onnx")), None)
+    if taken is None:
+        raise click.UsageError("Missing argument 'MODEL'.")
+    return Path(nodes[taken]), (*nodes[:taken], "", *nodes[taken + 1 :])
 
 
 def _report(result: BuildResult) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtconvert.errors import ConvertError
@@ -88,14 +89,14 @@ def _random(
 ) -> Iterator[Batch]:
     """Each batch of its own seed, so that one of them can be made again alone."""
     for number, (place, samples) in enumerate(zip(places, many, strict=True)):
-        roles_here = found[place.name]
-
-        def one(random: np.random.Generator, io: IO, shape: tuple[int, ...], known: Any = roles_here) -> Any:
-            return draw(random, known[io.name], io.dtype, shape)
-
+        one = partial(_draw, found[place.name])
         for sample in range(samples):
             random = np.random.default_rng([seed, number, sample])
             yield Batch(place.label, arrays(random, inputs, place, one), sample)
+
+
+def _draw(found: Mapping[str, Role], random: np.random.Generator, io: IO, shape: tuple[int, ...]) -> NDArray[Any]:
+    return draw(random, found[io.name], io.dtype, shape)
 
 
 def _samples(place: Point, options: FeedOptions, places: Sequence[Point]) -> int:
@@ -165,8 +166,3 @@ def _check(options: FeedOptions, contract: Contract) -> None:
                     f"--input-range {name}: {low:g} to {high:g} is no range of {dtype}",
                     fix=f"give whole numbers from {info[0]} to {info[1]}",
                 )
-
-
-def as_json(found: Mapping[str, Role]) -> dict[str, dict[str, Any]]:
-    """The roles as data."""
-    return {name: dataclasses.asdict(role) for name, role in found.items()}

@@ -28,11 +28,10 @@ def batches(path: Path, contract: Contract) -> list[Callable[[], Batch]]:
         raise ConvertError("input file not found", where=str(path), fix=f"give {KINDS}")
     if reader := _reader(path):
         return [partial(_read, reader, path, contract)]
-    inside = sorted(path.iterdir(), key=_natural) if path.is_dir() else []
+    inside = [each for each in sorted(path.iterdir(), key=_natural) if each.is_dir() or each.suffix == ".npz"]
     found = [(reader, each) for each in inside if (reader := _reader(each))]
     if not found:
-        fault = "the folder holds no inputs" if path.is_dir() else "not a file of inputs"
-        raise ConvertError(fault, where=str(path), fix=f"give {KINDS}, or a folder of several")
+        raise ConvertError("the folder holds no inputs", where=str(path), fix=f"give {KINDS}, or a folder of several")
     return [partial(_read, reader, each, contract) for reader, each in found]
 
 
@@ -42,7 +41,7 @@ Reader = Callable[[Path, Contract], "tuple[Arrays, Arrays]"]
 
 def _reader(path: Path) -> Reader | None:
     if path.is_file():
-        return _npz if path.suffix == ".npz" else None
+        return _npz
     if any(path.glob("input_*.pb")):
         return _test_data
     return _npy if any(path.glob("*.npy")) else None

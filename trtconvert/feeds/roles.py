@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from trtconvert.feeds.flow import Flow, Use
-from trtconvert.graph import views
+from trtconvert.graph import GraphView, views
 from trtconvert.lowering.functions import inline_local
 from trtconvert.manifest import IO
 from trtconvert.model import copy
 
 IDS, MASK, PADDING, LENGTH, IMAGE, RAW, BITS, NORMAL = (
-    *("ids", "mask", "padding mask", "length", "image", "raw", "0 or 1", "normal"),
+    *("ids", "mask", "padding mask", "length", "image", "raw", "0 or 1", "standard normal"),
 )
 GIVEN, VALUES = "given", "values"
 
@@ -210,13 +210,35 @@ def _steps(use: Use, position: int) -> int | None:
     if constant is not None:
         counted = constant.size > 1 and np.array_equal(np.unique(np.diff(constant.ravel())), [1])
         return constant.size if counted else None
-    shape = view.info(name).shape
-    while (maker := view.producer(name)) is not None and maker.op_type in ("Cast", "Unsqueeze", "Reshape", "Expand"):
-        name = maker.input[0]
+    maker = _origin(view, name)
     if maker is None or maker.op_type != "Range":
         return None
-    counts = view.info(maker.output[0]).shape or (shape or (None,))[-1:]
-    return counts[0] if counts and isinstance(counts[0], int) else None
+    shape = view.info(maker.output[0]).shape
+    return shape[0] if shape and isinstance(shape[0], int) else _dimension(view, maker.input[1])
+
+
+def _origin(view: GraphView, name: str) -> NodeProto | None:
+    """The node that makes the tensor, behind those that only convert or reshape it."""
+    maker = view.producer(name)
+    while maker is not None and maker.op_type in ("Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape", "Expand"):
+        maker = view.producer(maker.input[0])
+    return maker
+
+
+def _dimension(view: GraphView, name: str) -> int | None:
+    """The size that a number taken from a Shape is of."""
+    maker, place = _origin(view, name), 0
+    if maker is not None and maker.op_type in ("Gather", "Slice"):
+        taken = view.constant(maker.input[1])
+        if taken is None or taken.size != 1:
+            return None
+        maker, place = _origin(view, maker.input[0]), int(taken.reshape(-1)[0])
+    if maker is None or maker.op_type != "Shape":
+        return None
+    attributes, sizes = view.attributes(maker), view.info(maker.input[0]).shape or ()
+    some = sizes[attributes.get("start", 0) : attributes.get("end", len(sizes))]
+    size = some[place] if -len(some) <= place < len(some) else None
+    return size if isinstance(size, int) else None
 
 
 def _longest(io: IO, shapes: Shapes, inputs: Sequence[IO]) -> int:

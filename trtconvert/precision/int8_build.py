@@ -51,6 +51,8 @@ class Int8(Conversion):
         )
         rest = dataclasses.replace(options, name="fp16" if self.casts else "fp32")
         super().__init__(rest, self.made.model, folder, profile, custom, (dict(feed) for feed in data))
+        if not self.casts:
+            self.kind = dataclasses.replace(self.kind, dtype="")  # whatever the model's is
         self.told = list(self.made.notes)
         if options.calib is None:
             self.told.insert(
