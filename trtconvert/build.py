@@ -15,7 +15,7 @@ from onnx import ModelProto
 import trtconvert
 from trtconvert import gpu, launch, manifest, shapes
 from trtconvert import model as onnx_model
-from trtconvert.backend import select
+from trtconvert.backend import Backend, select
 from trtconvert.bodies import add_bodies
 from trtconvert.choice import left_out
 from trtconvert.choice.choose import Choice, Chosen, Forced, Judge, Policy, Table, Whole, choose, policy
@@ -33,6 +33,7 @@ from trtconvert.matching.rewrite import Fusion
 from trtconvert.monitor import Progress
 from trtconvert.network import BuildOptions, Made, Maker, choose_targets
 from trtconvert.precision.convert import Conversion
+from trtconvert.precision.int8_build import Int8
 from trtconvert.profiles import bake, fit, shape_values, sizes
 from trtconvert.refitting import structure
 
@@ -80,10 +81,8 @@ def build(
     baked = bake.bake(proto, options.bake)
     profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
+    conversion = _conversion(options, backend, proto, source.parent, profile, wanted)
     unmet = left_out.check(options.no_fuse, proto, source.parent, wanted.ops)
-    custom = Custom.of(backend, options.wishes)
-    source_model = onnx_model.copy(proto) if converts else proto
-    conversion = Conversion(options.precision, source_model, source.parent, profile, custom) if converts else None
     maker = Maker(backend, options, source, targets, conversion)
     chosen = _choose(proto, wanted, maker, profile, progress)
     made = chosen.made or maker.make(proto, profile, progress)
@@ -149,6 +148,25 @@ def _structure(made: Made, options: BuildOptions, folder: Path) -> dict[str, Any
     """What a later refit must find again; nothing for a plan whose weights are fixed."""
     refittable = options.refit or options.strip_weights
     return dataclasses.asdict(structure.of(made.lowered.model, folder)) if refittable else {}
+
+
+def _conversion(
+    options: BuildOptions,
+    backend: Backend,
+    proto: ModelProto,
+    folder: Path,
+    profile: shapes.Profile,
+    wanted: Policy,
+) -> Conversion | None:
+    """What converts the model and all that is made from it, if it is to be converted. int8 is put into the model first."""
+    custom = Custom.of(backend, options.wishes)
+    if options.precision.name.startswith("int8"):
+        quantized = Int8(options.precision, proto, folder, profile, custom, wanted.ops)
+        proto.CopyFrom(quantized.source)
+        return quantized
+    if not options.precision.name:
+        return None
+    return Conversion(options.precision, onnx_model.copy(proto), folder, profile, custom)
 
 
 def _converted_files(made: Made, plan: Path, source: Path) -> dict[Path, bytes | Iterable[bytes]]:

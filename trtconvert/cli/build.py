@@ -79,7 +79,25 @@ TENSORS_SHOWN = 8
     metavar="NODE:INPUT=DTYPE",
     help="Cast an input of a node, or with out0 an output. Repeatable.",
 )
-@click.option("--precision", type=click.Choice(["fp16", "bf16", "fp32"]), help="Convert the model to this precision.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp16", "bf16", "fp32", "int8", "int8+fp16"]),
+    help="Convert the model to this precision; int8 leaves the rest as it is.",
+)
+@click.option(
+    "--calib",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER|FILE.npz",
+    help="Samples that int8's scales are measured on.",
+)
+@click.option(
+    "--calib-method",
+    type=click.Choice(["percentile", "entropy", "minmax"]),
+    default="percentile",
+    show_default=True,
+    help="How int8's scales follow from the samples.",
+)
+@click.option("--calib-search", is_flag=True, help="Leave float what int8 costs most: a run per tensor and sample.")
 @click.option(
     "--io-precision",
     type=click.Choice(["keep", "fp16", "bf16", "fp32"]),
@@ -124,6 +142,9 @@ def command(
     io_precision: str,
     keep_fp32: tuple[str, ...],
     caster: str,
+    calib: Path | None,
+    calib_method: str,
+    calib_search: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -137,6 +158,7 @@ def command(
     trtconvert build model.onnx --target sm_86,sm_89
     trtconvert build model.onnx --fuse all
     trtconvert build model.onnx --precision fp16
+    trtconvert build model.onnx --precision int8 --calib samples.npz
     """
     from trtconvert.build import build  # --help must not load it
     from trtconvert.custom_ops.wishes import parse as parse_wishes
@@ -152,11 +174,15 @@ def command(
         raise click.UsageError(f"--no-fuse and {other} contradict each other")
     if precision is None and (keep_fp32 or io_precision != "keep" or caster != "trtconvert"):
         raise click.UsageError("--io-precision, --keep-fp32 and --caster need --precision")
+    if (calib is not None or calib_search) and precision not in ("int8", "int8+fp16"):
+        raise click.UsageError("--calib and --calib-search need --precision int8 or int8+fp16")
+    if precision == "int8" and (io_precision != "keep" or caster != "trtconvert"):
+        raise click.UsageError("int8 leaves the rest as it is: --io-precision and --caster need int8+fp16")
     chosen = BuildOptions(
         shapes=parse(shapes),
         bake=bake.parse(baked),
         wishes=parse_wishes(maps, attributes, casts),
-        precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster),
+        precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster, calib, calib_method, calib_search),
         values=shape_values.parse(values),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),
