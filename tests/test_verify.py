@@ -67,17 +67,16 @@ def test_a_wrong_fusion_fails(plan: Path, monkeypatch: pytest.MonkeyPatch, run: 
     from trtconvert import verify as _  # noqa: F401
 
     module: Any = sys.modules["trtconvert.verify"]
-    original = module.fuse_model
+    original = module.fuse_again
 
-    def wrong(*args: Any) -> Any:
-        result, model = original(*args), args[0]
+    def wrong(described: Any, model: Any, folder: Path) -> None:
+        original(described, model, folder)
         for node in model.graph.node:
             for attribute in node.attribute:
                 if attribute.name == "epsilon":
                     attribute.f = 0.01
-        return result
 
-    monkeypatch.setattr(module, "fuse_model", wrong)
+    monkeypatch.setattr(module, "fuse_again", wrong)
     result = module.verify(plan)
     assert not result.passed
     assert "relative L2" in result.rows[0].fault

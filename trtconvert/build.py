@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os.path
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,15 @@ from onnx import ModelProto
 import trtconvert
 from trtconvert import gpu, launch, manifest, shapes
 from trtconvert import model as onnx_model
-from trtconvert.backend import select
-from trtconvert.choice.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
+from trtconvert.backend import Backend, select
+from trtconvert.bodies import add_bodies
+from trtconvert.choice import left_out
+from trtconvert.choice.choose import Choice, Chosen, Forced, Judge, Policy, Table, Whole, choose, policy
 from trtconvert.choice.neighbourhood import Surroundings
 from trtconvert.choice.trials import Trials
 from trtconvert.custom_ops import libraries, wishes
 from trtconvert.custom_ops.creators import Creator
-from trtconvert.custom_ops.custom import PluginNode
+from trtconvert.custom_ops.custom import Custom, PluginNode
 from trtconvert.errors import NoUsableGpuError
 from trtconvert.files import check_outputs, write_files
 from trtconvert.fuse import NearMiss, fuse_model
@@ -30,8 +31,11 @@ from trtconvert.lower import name_nodes
 from trtconvert.manifest import Manifest, PluginUse, model_io
 from trtconvert.matching.rewrite import Fusion
 from trtconvert.monitor import Progress
-from trtconvert.network import BuildOptions, Maker, choose_targets
+from trtconvert.network import BuildOptions, Made, Maker, choose_targets
+from trtconvert.precision.convert import Conversion
+from trtconvert.precision.int8_build import Int8
 from trtconvert.profiles import bake, fit, shape_values, sizes
+from trtconvert.refitting import structure
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ def build(
     options: BuildOptions | None = None,
     progress: Progress | None = None,
 ) -> BuildResult:
-    """Build an engine from an ONNX file and write the plan (`<model>.plan` unless `output` is given) and its manifest.
+    """Build an engine from an ONNX file and write the plan (`<model>.plan` unless `output` is given) and its manifest, and
+    where the precision is another than the model's, the converted model beside it (`<plan>.onnx`).
 
     progress is called with phase, step and number of steps. Raises ConvertError; then nothing has been written.
     """
@@ -65,7 +70,8 @@ def build(
     plan = Path(output) if output is not None else source.with_suffix(".plan")
     proto = onnx_model.load(source)
     inputs = (source, *map(Path, options.plugins), *onnx_model.data_files(proto, source.parent))
-    check_outputs((plan, manifest.path_for(plan)), inputs)
+    converts = bool(options.precision.name)
+    check_outputs((plan, manifest.path_for(plan), *[manifest.converted_path(plan)] * converts), inputs)
     backend = select(options.backend)
     loaded = libraries.load_plugins(options.plugins, backend.name)
     targets = choose_targets(options, backend)
@@ -75,20 +81,24 @@ def build(
     baked = bake.bake(proto, options.bake)
     profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
-    maker = Maker(backend, options, source, targets)
+    conversion = _conversion(options, backend, proto, source.parent, profile, wanted)
+    unmet = left_out.check(options.no_fuse, proto, source.parent, wanted.ops)
+    maker = Maker(backend, options, source, targets, conversion)
     chosen = _choose(proto, wanted, maker, profile, progress)
     made = chosen.made or maker.make(proto, profile, progress)
     misfits = {
         point: f"the {point} sizes of the inputs do not go together: {reason}" for point, reason in made.unfit.items()
     } | misfits
     plugin_nodes, data = made.lowered.plugin_nodes, made.plan
+    converted_notes = made.converted.notes if made.converted else []
+    written = _converted_files(made, plan, source)
     described = Manifest(
         tool=f"trtconvert {trtconvert.__version__}",
         backend=backend.name,
         backend_version=backend.version,
         plan_sha256=hashlib.sha256(data).hexdigest(),
         plan_bytes=len(data),
-        model=_relative(source, plan),
+        model=manifest.relative(source, plan),
         model_sha256=digest,
         fused_sha256=onnx_model.sha256(onnx_model.serialize(proto), proto, source.parent),
         patterns=[op.pattern for op in wanted.ops],
@@ -106,11 +116,12 @@ def build(
         engine_inputs=made.inputs,
         engine_outputs=made.outputs,
         plugins=_plugin_uses(plugin_nodes),
-        plugin_files=[_relative(Path(f), plan) for f in options.plugins],
-        precision="as in the model (strongly typed)",
+        plugin_files=[manifest.relative(Path(f), plan) for f in options.plugins],
+        precision=_precision(made, options, written),
+        structure=_structure(made, options, source.parent),
         options={k: v for k, v in _builder_options(options).items() if v not in (None, False)},
     )
-    write_files({plan: data, manifest.path_for(plan): manifest.encode(described)})
+    write_files({**written, plan: data, manifest.path_for(plan): manifest.encode(described)})
     return BuildResult(
         plan,
         described,
@@ -119,9 +130,65 @@ def build(
         chosen.choices,
         chosen.whole,
         plugin_nodes,
-        [*loaded, *profile.notices, *misfits.values(), *made.lowered.notes, *made.notes, *chosen.notes],
+        [
+            *loaded,
+            *unmet,
+            *converted_notes,
+            *profile.notices,
+            *misfits.values(),
+            *made.lowered.notes,
+            *made.notes,
+            *chosen.notes,
+        ],
         time.monotonic() - started,
     )
+
+
+def _structure(made: Made, options: BuildOptions, folder: Path) -> dict[str, Any]:
+    """What a later refit must find again; nothing for a plan whose weights are fixed."""
+    refittable = options.refit or options.strip_weights
+    return dataclasses.asdict(structure.of(made.lowered.model, folder)) if refittable else {}
+
+
+def _conversion(
+    options: BuildOptions,
+    backend: Backend,
+    proto: ModelProto,
+    folder: Path,
+    profile: shapes.Profile,
+    wanted: Policy,
+) -> Conversion | None:
+    """What converts the model and all that is made from it, if it is to be converted. int8 is put into the model first."""
+    custom = Custom.of(backend, options.wishes)
+    if options.precision.name.startswith("int8"):
+        quantized = Int8(options.precision, proto, folder, profile, custom, wanted.ops)
+        proto.CopyFrom(quantized.source)
+        return quantized
+    if not options.precision.name:
+        return None
+    return Conversion(options.precision, onnx_model.copy(proto), folder, profile, custom)
+
+
+def _converted_files(made: Made, plan: Path, source: Path) -> dict[Path, bytes | Iterable[bytes]]:
+    """The converted model's files, the model itself last; none if nothing was converted."""
+    if made.converted is None:
+        return {}
+    model = onnx_model.copy(made.converted.model)
+    add_bodies(model)  # of custom nodes that were not fused: onnxruntime is to run the file
+    return onnx_model.files(model, manifest.converted_path(plan), source)
+
+
+def _precision(
+    made: Made, options: BuildOptions, written: Mapping[Path, bytes | Iterable[bytes]]
+) -> manifest.Precision:
+    asked, converted = options.precision, made.converted
+    if converted is None:
+        return manifest.Precision()
+    path, data = list(written.items())[-1]
+    assert isinstance(data, bytes)
+    kept = [dataclasses.asdict(node) for node in converted.kept]
+    digest = hashlib.sha256(data).hexdigest()
+    return manifest.Precision(asked.name, asked.io, asked.caster, kept, converted.calibration, path.name, digest)
 
 
 def _profile(proto: ModelProto, folder: Path, options: BuildOptions) -> tuple[shapes.Profile, dict[str, str]]:
@@ -149,20 +216,25 @@ def _choose(
     proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.Profile, progress: Progress | None
 ) -> Chosen:
     """Fuse in place as wanted: what pays is measured where the engine can run here, else the shipped table says it."""
-    folder = maker.source.parent
+    folder, nodes = maker.source.parent, maker.options.no_fuse
+
+    def chosen(judge: Judge) -> Chosen:
+        return choose(proto, folder, wanted.ops, left_out.LeftOut(judge, nodes) if nodes else judge)
+
     if not wanted.ops:
         return Chosen()
     if wanted.forced:
-        return choose(proto, folder, wanted.ops, Forced(maker.options.fuse))
+        return chosen(Forced(maker.options.fuse))
     here, notes = gpu.current(), list[str]()
     if here is not None and maker.targets == (here.arch,):
         _preflight(proto, wanted, maker, profile)
         try:
-            return choose(proto, folder, wanted.ops, Trials(proto, wanted.ops, maker, profile, progress))
+            return chosen(Trials(proto, wanted.ops, maker, profile, progress))
         except NoUsableGpuError as error:
             notes.append(f"fusions were not measured here: {error.what}")
-    table = Table(Surroundings(proto, folder, profile.ranges), maker.targets)
-    return dataclasses.replace(choose(proto, folder, wanted.ops, table), notes=notes)
+    dtype = maker.conversion.kind.dtype if maker.conversion is not None else ""
+    table = Table(Surroundings(proto, folder, profile.ranges), maker.targets, dtype)
+    return dataclasses.replace(chosen(table), notes=notes)
 
 
 def _preflight(proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.Profile) -> None:
@@ -173,10 +245,6 @@ def _preflight(proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.
     fused = onnx_model.copy(proto)
     if not fuse_model(fused, maker.source.parent, wanted.ops).fusions or maker.refused(fused, profile) is not None:
         raise refused
-
-
-def _relative(path: Path, plan: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), plan.resolve().parent)).as_posix()
 
 
 def _plugin_uses(nodes: Sequence[PluginNode]) -> list[PluginUse]:
@@ -201,4 +269,5 @@ def _plugin_use(creator: Creator, nodes: list[str]) -> PluginUse:
 def _builder_options(options: BuildOptions) -> dict[str, Any]:
     names = ("opt_level", "workspace", "refit", "strip_weights", "version_compatible", "hardware_compatible")
     wanted = {option: list(texts) for option, texts in options.wishes.told.items()}
-    return {name: getattr(options, name) for name in names} | {"wishes": wanted or None}
+    left = list(options.no_fuse) or None
+    return {name: getattr(options, name) for name in names} | {"wishes": wanted or None, "no_fuse": left}

@@ -97,7 +97,7 @@ class Engine:
         self.runtime: types.Runtime = backend.trt.Runtime(self.logger)
         self.engine: types.ICudaEngine = self.runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
-            raise _load_error(self.log, backend, path)
+            raise load_error(self.log, backend, path)
         self.stream = self.device.create_stream()
         names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
         tensors = [self._io(name) for name in names]
@@ -131,7 +131,7 @@ class Engine:
             context = self.engine.create_execution_context()
         adapter.raise_failure()
         if context is None:
-            raise _load_error(self.log, self.backend, self.path)
+            raise load_error(self.log, self.backend, self.path)
         return context
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -148,7 +148,8 @@ class Engine:
             raise ConvertError(f"the engine's inputs are {[t.name for t in self.inputs]}, got {sorted(given)}")
 
 
-def _load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
+def load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
+    """Why TensorRT did not load the plan, as its log tells."""
     text = " ".join(log.errors)
     missing = re.search(r"Cannot find plugin: ([^,]+), version: ([^,]+), namespace: ?([^.\s]*)", text)
     if missing:

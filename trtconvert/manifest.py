@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os.path
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
 from trtconvert.graph import describe
 
-SCHEMA = 3  # 2: fusions are chosen; 3: inputs may be baked. An older reader would verify another model
+# 2: fusions are chosen; 3: inputs may be baked; 4: the precision is converted. An older reader would verify another model
+SCHEMA = 4
+AS_IN_MODEL = "as in the model (strongly typed)"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,24 @@ class PluginUse:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """The engine's precision, and the model that was converted to it.
+
+    name: "fp16", "bf16", "fp32", or AS_IN_MODEL; then the rest is empty. io: of the float inputs and outputs. caster: what
+    converted. kept: nodes that stayed in float32, each with node, op and reason. calibration: method, samples and digest of
+    what measured their values. file: the converted model, beside the plan, and the sha256 of that file.
+    """
+
+    name: str = AS_IN_MODEL
+    io: str = ""
+    caster: str = ""
+    kept: list[dict[str, str]] = field(default_factory=list)
+    calibration: dict[str, Any] = field(default_factory=dict)
+    file: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """All that is known of a plan. Paths are relative to the plan's folder."""
 
@@ -70,7 +91,7 @@ class Manifest:
     engine_outputs: list[IO]
     plugins: list[PluginUse]
     plugin_files: list[str]
-    precision: str
+    precision: Precision
     options: dict[str, Any] = field(default_factory=dict)
     fuse: str = ""  # as --fuse said it
     values: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # of shape tensors, as a profile
@@ -80,6 +101,9 @@ class Manifest:
     baked: dict[str, dict[str, Any]] = field(default_factory=dict)  # inputs made constants, see bake.encode
     choices: list[dict[str, Any]] = field(default_factory=list)  # choose.Choice of each fusion
     whole_engine: dict[str, Any] = field(default_factory=dict)  # choose.Whole, if it was measured
+    structure: dict[str, Any] = field(
+        default_factory=dict
+    )  # refitting.structure.Structure, of a plan that can be refitted
     verifications: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA
 
@@ -96,6 +120,16 @@ class Manifest:
 def path_for(plan: Path) -> Path:
     """Where the manifest of a plan lies."""
     return plan.with_name(plan.name + ".json")
+
+
+def converted_path(plan: Path) -> Path:
+    """Where the model lies that was converted to the plan's precision."""
+    return plan.with_name(plan.name + ".onnx")
+
+
+def relative(path: Path, plan: Path) -> str:
+    """A path as the plan's manifest has it."""
+    return Path(os.path.relpath(path.resolve(), plan.resolve().parent)).as_posix()
 
 
 def is_plan(path: Path) -> bool:
@@ -133,6 +167,8 @@ def read(plan: Path) -> Manifest:
                 fix="upgrade trtconvert",
             )
         data |= {k: [IO(**io) for io in data[k]] for k in data if k.endswith(("_inputs", "_outputs"))}
+        told = data["precision"]
+        data["precision"] = Precision(told) if isinstance(told, str) else Precision(**told)
         data["plugins"] = [PluginUse(**plugin) for plugin in data["plugins"]]
         return Manifest(**data)
     except (OSError, ValueError, KeyError, TypeError) as error:

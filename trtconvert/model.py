@@ -27,7 +27,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from trtconvert import weights
 from trtconvert.diagnosis import complaints, leniency, structure, text
 from trtconvert.errors import ConvertError
-from trtconvert.files import write_file, write_files
+from trtconvert.files import write_files
 
 _PROTOBUF_LIMIT = 2**31 - 1
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -75,7 +75,12 @@ def data_files(model: ModelProto, folder: Path) -> set[Path]:
 
 
 def save(model: ModelProto, path: Path, source: Path) -> None:
-    """Write the model whole or not at all.
+    """Write the model's files whole or not at all."""
+    write_files(files(model, path, source))
+
+
+def files(model: ModelProto, path: Path, source: Path) -> dict[Path, bytes | Iterable[bytes]]:
+    """What `save` writes: the files, and what is in each.
 
     External tensors, found beside `source`, stay where they are if the model stays in their folder. Otherwise they are
     copied, piece by piece, into `<name>.data`. What makes the model larger than protobuf's 2 GB goes there as well.
@@ -86,14 +91,13 @@ def save(model: ModelProto, path: Path, source: Path) -> None:
     if total >= _PROTOBUF_LIMIT:
         moved += [t for t in all_tensors(model) if len(t.raw_data) >= 1024]
     if not moved:
-        write_file(path, serialize(model))
-        return
+        return {path: serialize(model)}
     data = path.with_name(path.name + ".data")
     if data.resolve() in {file.resolve() for file in data_files(model, source.parent)}:
         data = path.with_name(path.name + ".weights")
     pieces, restore = weights.relocate(moved, data.name, source.parent)
     try:
-        write_files({data: pieces, path: serialize(model)})
+        return {data: pieces, path: serialize(model)}
     finally:
         for tensor, before in restore:
             tensor.CopyFrom(before)

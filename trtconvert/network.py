@@ -25,6 +25,8 @@ from trtconvert.lower import Lowered, lower
 from trtconvert.lowering import squeezes
 from trtconvert.manifest import IO
 from trtconvert.monitor import Progress, monitor
+from trtconvert.precision.convert import Conversion, Converted
+from trtconvert.precision.options import PrecisionOptions
 from trtconvert.profiles import conditions, optimization_profile, shape_values
 from trtconvert.shapes import Range
 
@@ -38,15 +40,17 @@ _STATIC = shapes.Profile({})
 class BuildOptions:
     """What `trtconvert build` can be told.
 
-    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. values: the same
-    for the values of shape tensors. bake: input name to the constant that it becomes, see bake.bake. targets: "sm_86", ...,
-    or "all", or "current"; none given means the GPU here if there is one, else all. workspace: bytes. refit, strip_weights,
+    patterns, fuse: what to look for and how to decide, see choose.policy. no_fuse: nodes around which nothing is fused.
+    shapes: input name to shapes.Range. values: the same for the values of shape tensors. bake: input name to the constant
+    that it becomes, see bake.bake. targets: "sm_86", ..., or "all", or "current"; none given means the GPU here if there is
+    one, else all. precision: of the engine, where it is not the model's. workspace: bytes. refit, strip_weights,
     version_compatible, hardware_compatible and timing_cache are TensorRT's builder options of those names; one that the
     backend lacks is refused.
     """
 
     patterns: tuple[str, ...] = ()
     fuse: str = "auto"
+    no_fuse: tuple[str, ...] = ()
     plugins: tuple[Path, ...] = ()
     shapes: Mapping[str, Range] = field(default_factory=dict)
     bake: Mapping[str, Any] = field(default_factory=dict)
@@ -54,6 +58,7 @@ class BuildOptions:
     targets: tuple[str, ...] = ()
     backend: str = "auto"
     wishes: Wishes = field(default_factory=Wishes)
+    precision: PrecisionOptions = field(default_factory=PrecisionOptions)
     opt_level: int | None = None
     workspace: int | None = None
     timing_cache: Path | None = None
@@ -68,7 +73,8 @@ class BuildOptions:
 class Made:
     """A model as an engine: how it was lowered, the network's inputs and outputs, the plan, and notes on the profile.
 
-    unfit: "min" or "max" where TensorRT found sizes that do not go together, and what it said of them.
+    unfit: "min" or "max" where TensorRT found sizes that do not go together, and what it said of them. converted: the model in
+    the precision of the engine, None where that is the source's.
     """
 
     lowered: Lowered
@@ -77,41 +83,60 @@ class Made:
     plan: bytes
     notes: list[str]
     unfit: dict[str, str]
+    converted: Converted | None = None
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes engines of models with the same options. source: the file whose folder holds the models' external data."""
+    """Makes engines of models with the same options. source: the file whose folder holds the models' external data.
+
+    conversion: to the precision of the engine, applied to every model.
+    """
 
     backend: Backend
     options: BuildOptions
     source: Path
     targets: tuple[str, ...]
+    conversion: Conversion | None = None
 
-    def _lowered(self, model: ModelProto, profile: shapes.Profile) -> Lowered:
+    def lowered(self, model: ModelProto, profile: shapes.Profile) -> Lowered:
+        """The model as the parser is given it, in the precision that it has."""
         custom = Custom.of(self.backend, self.options.wishes)
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, True, custom)
         shapes.fix(lowered.model, profile)
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         return lowered
 
+    def serialized(self, lowered: Lowered, profile: shapes.Profile) -> bytes:
+        """The plan of a lowered model, or of a part of one. ConvertError where TensorRT does not take it."""
+        return Network(self.backend, self.options, lowered, self.source, self.targets).build(profile, None)
+
     def refused(self, model: ModelProto, profile: shapes.Profile = _STATIC) -> ConvertError | None:
         """What TensorRT cannot take of the model, all of it; None if it can be imported. Quick: nothing is built."""
         try:
-            faults = importable.all_faults(self._lowered(model, profile), self.source, self.backend)
+            faults = importable.all_faults(self.lowered(model, profile), self.source, self.backend)
         except ConvertError as error:
             return error
         return refusal(self.backend.title, faults) if faults else None
 
-    def make(self, model: ModelProto, profile: shapes.Profile = _STATIC, progress: Progress | None = None) -> Made:
-        """Lower, parse, check and build. ConvertError says what TensorRT cannot take."""
-        lowered = self._lowered(model, profile)
+    def make(
+        self,
+        model: ModelProto,
+        profile: shapes.Profile = _STATIC,
+        progress: Progress | None = None,
+        interior: bool = False,
+    ) -> Made:
+        """Convert, lower, parse, check and build. interior: the model is cut out of another, so that its inputs and outputs
+        have the precision of what is inside. ConvertError says what TensorRT cannot take."""
+        converted = self.conversion.apply(model, profile, interior) if self.conversion is not None else None
+        model = model if converted is None else converted.model
+        lowered = self.lowered(model, profile)
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)
             lowered.notes.extend(notices(model, self.backend))
             plan = network.build(profile, progress)
-            return Made(lowered, network.inputs, network.outputs, plan, network.notes, network.unfit)
+            return Made(lowered, network.inputs, network.outputs, plan, network.notes, network.unfit, converted)
         except shape_values.MissingValuesError:
             raise
         except ConvertError as error:

@@ -134,6 +134,31 @@ class Proof:
                 _evidence(got.get(name), expected[name]),
             )
 
+    def rows_of_expected(
+        self, comparison: str, label: str, got: Arrays, expected: Arrays, outputs: Mapping[str, Arrays]
+    ) -> Iterator[OutputResult]:
+        """Verdicts on outputs against those that came with the inputs. They may differ by what the twin's precision costs, which
+        its distance to the reference tells."""
+        for name, want in expected.items():
+            allowed, rule = self.tolerance, "--tolerance"
+            if allowed is None and name in outputs[REFERENCE]:
+                cost = self._of_twin(name, outputs)
+                allowed = rules.limits(self.rule, outputs[REFERENCE][name], cost).rel_l2
+                rule = rules.describe(self.rule, cost)
+            verdict = rules.judge(got.get(name), want, None, self.rule, allowed, name in self.quantized)
+            yield OutputResult(
+                comparison,
+                label,
+                name,
+                verdict.errors,
+                verdict.limit,
+                rule,
+                verdict.fault,
+                first_bad=verdict.first_bad,
+                node=blame.made_by(self.model, name, self.fusions) if verdict.fault else "",
+                evidence=_evidence(got.get(name), want),
+            )
+
     def _of_twin(self, name: str, outputs: Mapping[str, Arrays]) -> Errors | None:
         if self._twin[0] is not outputs[TWIN]:
             self._twin = (outputs[TWIN], {})

@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtconvert.accuracy.finding import Finding
+
+from trtconvert.feeds.roles import Role
 
 NAN = float("nan")
 
@@ -120,7 +125,8 @@ class OutputResult:
 @dataclass
 class VerifyResult:
     """All comparisons. engine_skipped: why the engine was not run, empty if it was. rules: the rules in words, in the
-    order of the checks. reference, twin: what the outputs were compared with."""
+    order of the checks. reference, twin: what the outputs were compared with. roles: what random inputs were taken for.
+    first_wrong: the first wrong node, where it was asked for and found."""
 
     rows: list[OutputResult] = field(default_factory=list)
     engine_skipped: str = ""
@@ -129,12 +135,16 @@ class VerifyResult:
     reference: str = ""
     twin: str = ""
     rules: list[str] = field(default_factory=list)
+    roles: dict[str, Role] = field(default_factory=dict)
+    first_wrong: Finding | None = None
 
     @property
     def passed(self) -> bool:
         return bool(self.rows) and all(row.passed for row in self.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: everything."""
+        """For JSON: everything; roles as `inputs`."""
         found = {"passed": self.passed, **vars(self)}
-        return found | {"rows": [row.as_dict() for row in self.rows]}
+        found["first_wrong"] = dataclasses.asdict(self.first_wrong) if self.first_wrong is not None else None
+        inputs = {name: dataclasses.asdict(role) for name, role in found.pop("roles").items()}
+        return found | {"inputs": inputs, "rows": [row.as_dict() for row in self.rows]}
