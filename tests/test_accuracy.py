@@ -179,7 +179,10 @@ def test_the_models_own_nan_and_inf_pass() -> None:
 def test_integers_are_exact_but_where_rounding_decides() -> None:
     """ArgMax of two that fp16 cannot tell apart may be either; of others not."""
     model = graph(
-        "h = Mul(x, k) y = ArgMax<axis=1, keepdims=0>(h)", "float16[2,2] x", "int64[2] y", f"float16 k = {half(0.339111328125)}"
+        "h = Mul(x, k) y = ArgMax<axis=1, keepdims=0>(h)",
+        "float16[2,2] x",
+        "int64[2] y",
+        f"float16 k = {half(0.339111328125)}",
     )
     x = np.array([[1.5, 1.501], [1.0, 2.0]], np.float16)
     proof = Proof(model, HERE)
