@@ -207,11 +207,16 @@ class Proof:
         """The node that makes the output, or what first makes its NaN and Inf."""
         node = blame.made_by(self.model, name, self.fusions)
         made = f"made by {node}" if node else "no node makes it"
-        if "NaN or Inf where" not in verdict.fault:
+        off = verdict.twin.rel_l2 if verdict.twin else 0.0
+        lost = off > self.rule.most
+        if "NaN or Inf where" not in verdict.fault and not lost:
             return made
         if self._first is None:
             written = inline_local(copy(self.computed))
             self._first = blame.source_of(references.twin_of(self.computed), self.computed_folder, feeds, written)
+        if lost:
+            cause = f", for NaN or Inf {self._first}" if self._first else ""
+            return f"{made}; in this precision the model itself is off by {off:.2g}{cause}"
         return self._first or (
             f"the same model in the same precision stays finite in onnxruntime: only the engine makes them, at {node}"
         )
