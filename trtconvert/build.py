@@ -15,14 +15,15 @@ from onnx import ModelProto
 import trtconvert
 from trtconvert import gpu, launch, manifest, shapes
 from trtconvert import model as onnx_model
-from trtconvert.backend import select
+from trtconvert.backend import Backend, select
+from trtconvert.bodies import add_bodies
 from trtconvert.choice import left_out
 from trtconvert.choice.choose import Choice, Chosen, Forced, Judge, Policy, Table, Whole, choose, policy
 from trtconvert.choice.neighbourhood import Surroundings
 from trtconvert.choice.trials import Trials
 from trtconvert.custom_ops import libraries, wishes
 from trtconvert.custom_ops.creators import Creator
-from trtconvert.custom_ops.custom import PluginNode
+from trtconvert.custom_ops.custom import Custom, PluginNode
 from trtconvert.errors import NoUsableGpuError
 from trtconvert.files import check_outputs, write_files
 from trtconvert.fuse import NearMiss, fuse_model
@@ -32,6 +33,7 @@ from trtconvert.matching.rewrite import Fusion
 from trtconvert.monitor import Progress
 from trtconvert.network import BuildOptions, Made, Maker, choose_targets
 from trtconvert.precision.convert import Conversion
+from trtconvert.precision.int8_build import Int8
 from trtconvert.profiles import bake, fit, shape_values, sizes
 from trtconvert.refitting import structure
 
@@ -79,8 +81,8 @@ def build(
     baked = bake.bake(proto, options.bake)
     profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
+    conversion = _conversion(options, backend, proto, source.parent, profile, wanted)
     unmet = left_out.check(options.no_fuse, proto, source.parent, wanted.ops)
-    conversion = Conversion(options.precision, onnx_model.copy(proto), source.parent, profile) if converts else None
     maker = Maker(backend, options, source, targets, conversion)
     chosen = _choose(proto, wanted, maker, profile, progress)
     made = chosen.made or maker.make(proto, profile, progress)
@@ -88,6 +90,7 @@ def build(
         point: f"the {point} sizes of the inputs do not go together: {reason}" for point, reason in made.unfit.items()
     } | misfits
     plugin_nodes, data = made.lowered.plugin_nodes, made.plan
+    converted_notes = made.converted.notes if made.converted else []
     written = _converted_files(made, plan, source)
     described = Manifest(
         tool=f"trtconvert {trtconvert.__version__}",
@@ -127,7 +130,16 @@ def build(
         chosen.choices,
         chosen.whole,
         plugin_nodes,
-        [*loaded, *unmet, *profile.notices, *misfits.values(), *made.lowered.notes, *made.notes, *chosen.notes],
+        [
+            *loaded,
+            *unmet,
+            *converted_notes,
+            *profile.notices,
+            *misfits.values(),
+            *made.lowered.notes,
+            *made.notes,
+            *chosen.notes,
+        ],
         time.monotonic() - started,
     )
 
@@ -138,11 +150,32 @@ def _structure(made: Made, options: BuildOptions, folder: Path) -> dict[str, Any
     return dataclasses.asdict(structure.of(made.lowered.model, folder)) if refittable else {}
 
 
+def _conversion(
+    options: BuildOptions,
+    backend: Backend,
+    proto: ModelProto,
+    folder: Path,
+    profile: shapes.Profile,
+    wanted: Policy,
+) -> Conversion | None:
+    """What converts the model and all that is made from it, if it is to be converted. int8 is put into the model first."""
+    custom = Custom.of(backend, options.wishes)
+    if options.precision.name.startswith("int8"):
+        quantized = Int8(options.precision, proto, folder, profile, custom, wanted.ops)
+        proto.CopyFrom(quantized.source)
+        return quantized
+    if not options.precision.name:
+        return None
+    return Conversion(options.precision, onnx_model.copy(proto), folder, profile, custom)
+
+
 def _converted_files(made: Made, plan: Path, source: Path) -> dict[Path, bytes | Iterable[bytes]]:
     """The converted model's files, the model itself last; none if nothing was converted."""
     if made.converted is None:
         return {}
-    return onnx_model.files(made.converted.model, manifest.converted_path(plan), source)
+    model = onnx_model.copy(made.converted.model)
+    add_bodies(model)  # of custom nodes that were not fused: onnxruntime is to run the file
+    return onnx_model.files(model, manifest.converted_path(plan), source)
 
 
 def _precision(
@@ -199,7 +232,8 @@ def _choose(
             return chosen(Trials(proto, wanted.ops, maker, profile, progress))
         except NoUsableGpuError as error:
             notes.append(f"fusions were not measured here: {error.what}")
-    table = Table(Surroundings(proto, folder, profile.ranges), maker.targets)
+    dtype = maker.conversion.kind.dtype if maker.conversion is not None else ""
+    table = Table(Surroundings(proto, folder, profile.ranges), maker.targets, dtype)
     return dataclasses.replace(chosen(table), notes=notes)
 
 

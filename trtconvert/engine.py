@@ -110,12 +110,14 @@ class Engine:
         dtype = adapter.dtype_name(self.engine.get_tensor_dtype(name))
         return IO(name, dtype, [*adapter.sizes(self.engine.get_tensor_shape(name))])
 
-    def bind(self, shapes: Mapping[str, Sequence[int]]) -> Bound:
+    def bind(self, shapes: Mapping[str, Sequence[int]], values: Mapping[str, NDArray[Any]] | None = None) -> Bound:
         """Device buffers for these input shapes, with an execution context of their own, to be executed many times.
+
+        values: of inputs that decide shapes; without, what the profile calls opt.
 
         Bindings of several shapes may live side by side, each with its CUDA graph. ConvertError as for `run`.
         """
-        return Bound(self, self._new_context(final_kernels=True), shapes)
+        return Bound(self, self._new_context(final_kernels=True), shapes, values or {})
 
     def _new_context(self, final_kernels: bool = False) -> types.IExecutionContext:
         context: types.IExecutionContext | None
@@ -135,7 +137,7 @@ class Engine:
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run once on host arrays and wait for the results. ConvertError for a missing name, wrong dtype or shape."""
         arrays = {name: np.asarray(array) for name, array in feeds.items()}
-        bound = Bound(self, self.context, {name: array.shape for name, array in arrays.items()})
+        bound = Bound(self, self.context, {name: array.shape for name, array in arrays.items()}, arrays)
         bound.write(arrays)
         bound.execute()
         return bound.read()

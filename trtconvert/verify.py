@@ -17,7 +17,8 @@ from trtconvert import gpu, manifest, reference, shapes
 from trtconvert import model as onnx_model
 from trtconvert.accuracy import references, rules, trace
 from trtconvert.accuracy.finding import Finding
-from trtconvert.accuracy.proof import Proof
+from trtconvert.accuracy.lines import lines
+from trtconvert.accuracy.proof import REFERENCE, Proof
 from trtconvert.accuracy.results import VerifyResult
 from trtconvert.accuracy.running import Arrays, Runnable
 from trtconvert.backend import select
@@ -25,13 +26,16 @@ from trtconvert.bodies import add_bodies
 from trtconvert.custom_ops import libraries
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError, NoUsableGpuError
-from trtconvert.inputs import from_file, random_feeds
+from trtconvert.feeds import contract
+from trtconvert.feeds.feed import FeedOptions, feeds
 from trtconvert.manifest import Manifest
+from trtconvert.monitor import Progress
 from trtconvert.profiles.bake import bake, decode
 from trtconvert.remake import fuse_again
 
 FUSED = "fused model / source model"
 ENGINE = "engine / source model"
+COMPARED_WITH_EXPECTED = {"source model / expected outputs": REFERENCE, "engine / expected outputs": ENGINE}
 
 
 def verify(
@@ -40,12 +44,21 @@ def verify(
     seed: int = 0,
     tolerance: float | None = None,
     bisect: bool = False,
+    *,
+    samples: int | None = None,
+    input_script: str = "",
+    input_ranges: Mapping[str, tuple[float, float]] | None = None,
+    progress: Progress | None = None,
 ) -> VerifyResult:
     """Compare a plan with the ONNX model it was built from, which its manifest names.
 
-    inputs: an .npz with an array per input; else random ones from `seed`, at the profile's min, opt and max shapes.
-    tolerance: relative L2 that passes, instead of the rules of the compute type. bisect: where a comparison fails, find the
-    first node behind it, with engines in which more tensors are outputs. The outcome is also noted in the manifest.
+    inputs: .npz, folder of .npy files, ONNX test data, or folder of several, see feeds.files; input_script: FILE.py:FUNCTION,
+    see feeds.script; else random ones from `seed` by what the graph says of each input, at the profile's min, opt and max shapes.
+    samples: random batches at opt (1), or how many of files or of the script (all). input_ranges: bounds by input.
+    progress: is told how far it is.
+    tolerance: relative L2 that passes, instead of the rules of the compute type.
+    bisect: where a comparison fails, find the first node behind it, with engines in which more tensors are outputs.
+    The outcome is also noted in the manifest.
     Raises ConvertError when a file is missing or has changed since the build.
     """
     path = Path(plan)
@@ -58,27 +71,29 @@ def verify(
     result = VerifyResult(
         notices=[*notices, *proof.notices],
         precision=proof.rule.name,
-        reference=references.REFERENCE_IN_WORDS,
         twin=references.TWIN_IN_WORDS,
         rules=[f"relative L2 <= {tolerance:g}  [--tolerance]"] if tolerance is not None else rules.in_words(proof.rule),
     )
     engine = _engine(path, result)
-    feeds = (
-        [(Path(inputs).name, from_file(Path(inputs), described.onnx_inputs, described.values))]
-        if inputs is not None
-        else random_feeds(described.onnx_inputs, described.profile, seed, described.values, described.unfit)
-    )
+    options = FeedOptions(Path(inputs) if inputs is not None else None, input_script, input_ranges or {}, samples, seed)
+    feeding = feeds(options, original, source.parent, contract.of_plan(described))
+    result.roles = feeding.roles
+    result.notices += feeding.notes
     runs: dict[str, Runnable] = {FUSED: proof.same_maths(fused)}
     if engine is not None:
         runs[ENGINE] = engine
     failed: dict[str, tuple[str, Arrays, Arrays]] = {}
-    for label, feed in feeds:
-        outputs = proof.run(runs, feed)
+    for batch in feeding.told(progress):
+        outputs = proof.run(runs, batch.arrays)
         for comparison in runs:
-            rows = [*proof.rows(comparison, label, feed, outputs, plain=comparison == FUSED)]
+            rows = [*proof.rows(comparison, batch.title, batch.arrays, outputs, plain=comparison == FUSED)]
             result.rows += rows
             if not all(row.passed for row in rows):
-                failed.setdefault(comparison, (label, feed, outputs[comparison]))
+                failed.setdefault(comparison, (batch.title, batch.arrays, outputs[comparison]))
+        for comparison, name in COMPARED_WITH_EXPECTED.items() if batch.expected else ():
+            if name in outputs:
+                result.rows += proof.rows_of_expected(comparison, batch.title, outputs[name], batch.expected, outputs)
+    result.reference = proof.reference
     if bisect and failed:
         result.first_wrong = _first_wrong(failed, described, path, fused, proof, result)
     result.notices = list(dict.fromkeys(result.notices))
@@ -137,14 +152,14 @@ def _engine(path: Path, result: VerifyResult) -> Engine | None:
 
 
 def _note(described: Manifest, plan: Path, result: VerifyResult) -> None:
-    """Add the outcome to the manifest, with machine and date."""
+    """Add the outcome to the manifest, with machine and date; of several samples the worst."""
     here = gpu.current()
     entry = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": f"{here.name} ({here.arch})" if here else f"{platform.machine()} CPU, no GPU",
         "engine_run": not result.engine_skipped,
         "passed": result.passed,
-        "rows": [row.as_dict(evidence=False) for row in result.rows],
+        "rows": [line.worst.as_dict(evidence=False) | {"samples": len(line.rows)} for line in lines(result.rows)],
     }
     try:
         manifest.write(dataclasses.replace(described, verifications=[*described.verifications, entry]), plan)

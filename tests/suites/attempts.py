@@ -61,7 +61,7 @@ def run(case: Case, attempt: Attempt) -> Answer:
         ranges = {}
         for given in onnx.load_from_string(case.model).graph.input:
             array = case.inputs.get(given.name)
-            if array is not None and given.name not in baked and _is_open(given):
+            if array is not None and given.name not in baked and is_open(given):
                 ranges[given.name] = shapes.Range(array.shape, array.shape, array.shape)
         options = BuildOptions(shapes=ranges, bake=baked, targets=(attempt.target,) if attempt.target else ())
         try:
@@ -79,7 +79,8 @@ def _reason(error: ConvertError) -> str:
     return re.sub(r"^nodes? [^()]* \((.*?)\): ", r"\1: ", text)
 
 
-def _is_open(info: onnx.ValueInfoProto) -> bool:
+def is_open(info: onnx.ValueInfoProto) -> bool:
+    """Whether the input's shape is not all known."""
     kind = info.type.tensor_type
     if not info.type.HasField("tensor_type"):
         return False

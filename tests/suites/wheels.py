@@ -57,12 +57,13 @@ def models(folder: Path, packages: Sequence[str]) -> Iterator[tuple[str, Path]]:
             yield from ((package, kept / name) for name in names)
 
 
-def ours(model: Path, plan: Path, target: str) -> tuple[str, list[str]]:
-    """How `trtconvert build` ended, "built" or its message, and the flags that it wanted."""
+def ours(model: Path, plan: Path, target: str, extra: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """How `trtconvert build` ended, "built" or its message, and the flags that it wanted. extra: further flags."""
     flags: dict[tuple[str, str], str] = {}
     for _ in range(MAX_RUNS):
         told = [word for (flag, name), value in flags.items() for word in (flag, f"{name}={value}")]
-        command = [sys.executable, "-m", "trtconvert", "build", str(model), "-o", str(plan), "--target", target, *told]
+        to = ["--target", target] if target else []
+        command = [sys.executable, "-m", "trtconvert", "build", str(model), "-o", str(plan), *to, *told, *extra]
         result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         if result.returncode == 0:
             return "built", told

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trtconvert.accuracy.finding import Finding
 
+from trtconvert.feeds.roles import Role
+
 NAN = float("nan")
 
 
@@ -123,8 +125,8 @@ class OutputResult:
 @dataclass
 class VerifyResult:
     """All comparisons. engine_skipped: why the engine was not run, empty if it was. rules: the rules in words, in the
-    order of the checks. reference, twin: what the outputs were compared with. first_wrong: the first wrong node, where it was
-    asked for and found."""
+    order of the checks. reference, twin: what the outputs were compared with. roles: what random inputs were taken for.
+    first_wrong: the first wrong node, where it was asked for and found."""
 
     rows: list[OutputResult] = field(default_factory=list)
     engine_skipped: str = ""
@@ -133,6 +135,7 @@ class VerifyResult:
     reference: str = ""
     twin: str = ""
     rules: list[str] = field(default_factory=list)
+    roles: dict[str, Role] = field(default_factory=dict)
     first_wrong: Finding | None = None
 
     @property
@@ -140,7 +143,8 @@ class VerifyResult:
         return bool(self.rows) and all(row.passed for row in self.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: everything."""
+        """For JSON: everything; roles as `inputs`."""
         found = {"passed": self.passed, **vars(self)}
         found["first_wrong"] = dataclasses.asdict(self.first_wrong) if self.first_wrong is not None else None
-        return found | {"rows": [row.as_dict() for row in self.rows]}
+        inputs = {name: dataclasses.asdict(role) for name, role in found.pop("roles").items()}
+        return found | {"inputs": inputs, "rows": [row.as_dict() for row in self.rows]}

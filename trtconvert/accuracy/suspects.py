@@ -1,32 +1,39 @@
 """Errors that engines are known for, looked for below the noise.
 
-A suspect is the reference with one thing computed otherwise: GELU by tanh where the model says erf, another epsilon. Where d is
-the suspect's output minus the reference's, and e the engine's error, share = <e, d> / <d, d> is 0 for an engine that computes
-what the model says and 1 for one that computes what the suspect does, whatever noise is in e: over n elements that strays the
-share by about rms(e) / rms(d) / sqrt(n) only. So an error of 2e-4 is seen in noise of 6e-4, behind further layers too, and the
-finding names what is wrong. It is one only if the share is above HALF, SIGMAS times what noise can do, and twice the twin's own.
+A suspect is the reference with one thing computed otherwise: GELU by tanh where the model says erf, another epsilon. The
+engine's error is written as a sum of what each suspect would add, of the twin's error (an engine that rounds at the same
+places has it too), and of noise: least squares gives each suspect's share. It is 0 for an engine that computes what the model
+says and 1 for one that computes what the suspect does. Over n elements noise strays it by about rms(noise) / rms(suspect) /
+sqrt(n) only, so an error of 2e-4 is seen in noise of 6e-4, behind further layers too, and more inputs see more. It is a finding
+if it is above HALF, and SIGMAS times what noise can do.
 
-What it cannot see: errors that are in no list, and one of many such nodes alone: all that are alike are suspected together.
+What it cannot see: errors that are in no list, one of many such nodes alone (all that are alike are suspected together), and what
+too few elements show: in fp16 it takes about 500 for GELU by tanh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from trtconvert import model as onnx_model
+from trtconvert.accuracy.metrics import norm
+
+Array: TypeAlias = NDArray[Any]
 
 HALF = 0.5
-MOST = 2.0  # beyond it the error is not the suspect's
-SIGMAS = 6.0
+MOST = 2.0  # beyond it the error may have nothing to do with the suspect
+SIGMAS = 5.0
 EPSILON_TIMES = 100.0
 _SMALL = 1e-2  # a term under a root below it is an epsilon
-_MEANT = 1e-7  # a suspect's output that differs less says nothing
+_MOSTLY = 0.75
+_MEANT = 1e-5  # a suspect whose output differs less, as relative L2, is no suspect
+_EXACT = 1e-4  # how exactly a share can be known
 _NORMS = ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization", "RMSNormalization",
           "SimplifiedLayerNormalization", "SkipLayerNormalization", "MeanVarianceNormalization")  # fmt: skip
 
@@ -40,36 +47,68 @@ class Suspect:
     model: ModelProto
 
 
-def share(got: NDArray[Any], expected: NDArray[Any], suspected: NDArray[Any]) -> tuple[float, float]:
-    """How much of the suspect's deviation is in the error, and how far noise strays that; (0, inf) if it does not show."""
-    a, b, c = (array.astype(np.float64).ravel() for array in (got, expected, suspected))
-    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
-    error, shift = (a - b)[finite], (c - b)[finite]
-    size = float(shift @ shift)
-    if size <= (_MEANT**2) * float(b[finite] @ b[finite]) or size == 0:
-        return 0.0, np.inf
-    part = float(error @ shift) / size
-    left = error - part * shift
-    return part, float(np.sqrt(left**2 @ shift**2)) / size
+@dataclass
+class Trial:
+    """The shares of suspects in the errors of one output, over all inputs seen so far."""
+
+    count: int
+    _weight: Array = field(init=False)
+    _sum: Array = field(init=False)
+    _explained: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._weight, self._sum = np.zeros(self.count), np.zeros(self.count)
+
+    def hear(self, got: Array, expected: Array, twin: Array | None, suspected: Sequence[Array]) -> None:
+        """Take in an output, that of the reference, of its twin and of each suspect."""
+        arrays = [expected, got, *suspected, *([twin] if twin is not None else [])]
+        if any(array.shape != expected.shape for array in arrays):
+            return
+        wide = [array.astype(np.float64).ravel() for array in arrays]
+        finite = np.isfinite(wide).all(axis=0)
+        reference = wide[0][finite]
+        error, *shifts = ((array[finite] - reference) for array in wide[1:])
+        least = _MEANT * norm(reference)
+        shown = [i for i in range(self.count) if norm(shifts[i]) > least]
+        if not shown:
+            return
+        causes = [shifts[i] for i in shown] + [s for s in shifts[self.count :] if norm(s) > 0]
+        share, variance, self._explained = _least_squares(error, causes)
+        for i, part, stray in zip(shown, share, variance, strict=False):
+            self._weight[i] += 1 / (stray + _EXACT**2)
+            self._sum[i] += part / (stray + _EXACT**2)
+
+    def shares(self) -> dict[int, float]:
+        """The share of each suspect that shows, by number."""
+        return {int(i): float(self._sum[i] / self._weight[i]) for i in np.flatnonzero(self._weight)}
+
+    def found(self) -> Iterator[tuple[int, float]]:
+        """Suspects whose share is beyond doubt, by number, with it. Of a share above MOST, if it explains most of the error."""
+        for i, share in self.shares().items():
+            stray = float(self._weight[i] ** -0.5)
+            if share > max(HALF, SIGMAS * stray) and (share <= MOST or self._explained > _MOSTLY):
+                yield i, share
 
 
-def found(
-    got: NDArray[Any], expected: NDArray[Any], twin: NDArray[Any] | None, suspected: NDArray[Any]
-) -> float | None:
-    """The share of the suspect in the error, if it is beyond doubt; None if not."""
-    if not (got.shape == expected.shape == suspected.shape):
-        return None
-    part, stray = share(got, expected, suspected)
-    legitimate = abs(share(twin, expected, suspected)[0]) if twin is not None and twin.shape == expected.shape else 0.0
-    certain = HALF <= part <= MOST and part > SIGMAS * stray and part > 2 * legitimate
-    return part if certain else None
+def _least_squares(error: Array, causes: Sequence[Array]) -> tuple[Array, Array, float]:
+    """Factors with which the causes add up to the error, their variances (noise may differ from element to element), and the
+    share of the error's square that they explain."""
+    sizes = np.array([norm(cause) for cause in causes])
+    matrix = np.stack(causes, axis=1) / sizes
+    inverse = np.linalg.pinv(np.einsum("ni,nj->ij", matrix, matrix))
+    factors = inverse @ np.einsum("ni,n->i", matrix, error)
+    left = error - np.einsum("ni,i->n", matrix, factors)
+    loose = matrix * left[:, None]
+    spread = inverse @ np.einsum("ni,nj->ij", loose, loose) @ inverse
+    total = norm(error) ** 2
+    return factors / sizes, np.diag(spread) / sizes**2, 1 - norm(left) ** 2 / total if total else 0.0
 
 
 def suspects(reference: ModelProto) -> Iterator[Suspect]:
     """Those that apply to a reference model, all nodes of a kind in one."""
     kinds: list[tuple[str, Callable[[GraphProto], list[str]]]] = [
-        ("GELU computed by tanh instead of erf", _tanh_for_erf),
-        (f"an epsilon {EPSILON_TIMES:g} times as large", _other_epsilon),
+        ("GELU by tanh where the model says erf", _tanh_for_erf),
+        (f"epsilon {EPSILON_TIMES:g} times as large", _other_epsilon),
     ]
     for says, change in kinds:
         model = onnx_model.copy(reference)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from trtconvert.cli import show
 
 if TYPE_CHECKING:
     from trtconvert.build import BuildResult
+    from trtconvert.manifest import Precision
 
 CHOICES_SHOWN = 8
 TENSORS_SHOWN = 8
@@ -80,7 +79,25 @@ TENSORS_SHOWN = 8
     metavar="NODE:INPUT=DTYPE",
     help="Cast an input of a node, or with out0 an output. Repeatable.",
 )
-@click.option("--precision", type=click.Choice(["fp16", "bf16", "fp32"]), help="Convert the model to this precision.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp16", "bf16", "fp32", "int8", "int8+fp16"]),
+    help="Convert the model to this precision; int8 leaves the rest as it is.",
+)
+@click.option(
+    "--calib",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER|FILE.npz",
+    help="Samples that int8's scales are measured on.",
+)
+@click.option(
+    "--calib-method",
+    type=click.Choice(["percentile", "entropy", "minmax"]),
+    default="percentile",
+    show_default=True,
+    help="How int8's scales follow from the samples.",
+)
+@click.option("--calib-search", is_flag=True, help="Leave float what int8 costs most: a run per tensor and sample.")
 @click.option(
     "--io-precision",
     type=click.Choice(["keep", "fp16", "bf16", "fp32"]),
@@ -125,6 +142,9 @@ def command(
     io_precision: str,
     keep_fp32: tuple[str, ...],
     caster: str,
+    calib: Path | None,
+    calib_method: str,
+    calib_search: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -138,6 +158,7 @@ def command(
     trtconvert build model.onnx --target sm_86,sm_89
     trtconvert build model.onnx --fuse all
     trtconvert build model.onnx --precision fp16
+    trtconvert build model.onnx --precision int8 --calib samples.npz
     """
     from trtconvert.build import build  # --help must not load it
     from trtconvert.custom_ops.wishes import parse as parse_wishes
@@ -153,11 +174,15 @@ def command(
         raise click.UsageError(f"--no-fuse and {other} contradict each other")
     if precision is None and (keep_fp32 or io_precision != "keep" or caster != "trtconvert"):
         raise click.UsageError("--io-precision, --keep-fp32 and --caster need --precision")
+    if (calib is not None or calib_search) and precision not in ("int8", "int8+fp16"):
+        raise click.UsageError("--calib and --calib-search need --precision int8 or int8+fp16")
+    if precision == "int8" and (io_precision != "keep" or caster != "trtconvert"):
+        raise click.UsageError("int8 leaves the rest as it is: --io-precision and --caster need int8+fp16")
     chosen = BuildOptions(
         shapes=parse(shapes),
         bake=bake.parse(baked),
         wishes=parse_wishes(maps, attributes, casts),
-        precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster),
+        precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster, calib, calib_method, calib_search),
         values=shape_values.parse(values),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),
@@ -165,7 +190,7 @@ def command(
         no_fuse=() if nothing else tuple(dict.fromkeys(no_fuse)),
         **options,
     )
-    with _progress() as progress:
+    with show.progress() as progress:
         result = build(model, output, chosen, progress)
     for notice in result.notices:
         show.note(f"note: {notice}")
@@ -197,11 +222,29 @@ def _report(result: BuildResult) -> None:
             click.echo(f"{side:9} {io.name}: {io.dtype} {show.shape(io.shape)}")
         if tensors[TENSORS_SHOWN:]:
             click.echo(f"{side:9} and {len(tensors) - TENSORS_SHOWN} more, see the manifest")
+    for line in _precision(described.precision):
+        click.echo(line)
     names = [f"{plugin.name} x{len(plugin.nodes)}" for plugin in described.plugins]
     click.echo(f"plugins   {', '.join(names) or 'none'}  ({len(result.fusions)} fused)")
     for line in _choices(result):
         click.echo(line)
     click.echo(f"time      {result.seconds:.1f} s")
+
+
+def _precision(precision: Precision) -> Iterator[str]:
+    """The converted model, and the nodes that stayed in float32, a line for all of one op and reason."""
+    if not precision.file:
+        return
+    kept = len(precision.kept)
+    yield f"precision {precision.name}, {kept or 'no'} node{'s' * (kept != 1)} in fp32; converted model {precision.file}"
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node in precision.kept:
+        groups.setdefault((node["op"], node["reason"]), []).append(node["node"])
+    for (op, reason), nodes in list(groups.items())[:CHOICES_SHOWN]:
+        more = f" and {len(nodes) - 2} more" if nodes[2:] else ""
+        yield f"{'fp32':9} {op} x{len(nodes)}: {reason} ({', '.join(nodes[:2])}{more})"
+    if len(groups) > CHOICES_SHOWN:
+        yield f"          and {len(groups) - CHOICES_SHOWN} more reasons, see the manifest"
 
 
 def _choices(result: BuildResult) -> Iterator[str]:
@@ -238,28 +281,3 @@ def _bytes(text: str | None) -> int | None:
     if not number.isdigit():
         raise click.BadParameter(f"{text!r} is not a size; write 512M or 2G", param_hint="--workspace")
     return int(number) * unit
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr when that is a terminal; elsewhere a line where it takes long: when something is measured."""
-    if not sys.stderr.isatty():
-
-        def say(phase: str, step: int, steps: int) -> None:
-            if step == 0 and phase.startswith("measuring"):
-                show.note(f"note: {phase}, {steps} to do" if steps > 1 else f"note: {phase}")
-
-        yield say
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def update(phase: str, step: int, steps: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bar.add_task(phase, total=steps or None)
-            bar.update(tasks[phase], completed=step)
-
-        yield update

@@ -140,15 +140,16 @@ def check(wishes: Wishes, model: ModelProto) -> None:
     for one in wishes.maps:
         if not any(one.takes(node.domain, node.op_type) for node in nodes):
             wanted = one.op_type if one.domain is None else f"{one.domain}::{one.op_type}"
-            raise _nobody("--map", wanted, ops, "op")
+            raise nobody("--map", wanted, ops, "op")
     named = [("--set-attr", value.node) for value in wishes.values] + [("--cast", one.node) for one in wishes.casts]
     for option, name in named:
         given = any(name == one.name for one in wishes.maps)
         if not functions and not given and not any(is_meant(name, node) for node in nodes):
-            raise _nobody(option, name, [*map(default_name, nodes), *ops], "node or op")
+            raise nobody(option, name, [*map(default_name, nodes), *ops], "node or op")
 
 
-def _nobody(option: str, wanted: str, known: list[str], kind: str) -> ConvertError:
+def nobody(option: str, wanted: str, known: list[str], kind: str) -> ConvertError:
+    """An option names what is not there: the error, with names that are near."""
     near = difflib.get_close_matches(wanted, known, 3)
     fix = f"did you mean {', '.join(near)}?" if near else f"the model has {', '.join(dict.fromkeys(known[:8]))}"
     return ConvertError(f"{option} names {wanted}, and the model has no such {kind}", fix=fix)

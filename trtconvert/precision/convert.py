@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from onnx import ModelProto
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto
 
+from trtconvert import model as onnx_model
+from trtconvert.custom_ops import wishes
+from trtconvert.custom_ops.custom import Custom
 from trtconvert.errors import ConvertError
-from trtconvert.precision.options import PrecisionOptions
+from trtconvert.graph import GraphView
+from trtconvert.inputs import random_feeds
+from trtconvert.manifest import model_io
+from trtconvert.precision import casters
+from trtconvert.precision.casting import Casting, Stays, Told
+from trtconvert.precision.islands import Islands
+from trtconvert.precision.kinds import KINDS
+from trtconvert.precision.measure import Extent, measure
+from trtconvert.precision.options import CASTERS, KEEP, PrecisionOptions
+from trtconvert.precision.prepare import prepare, raise_opset, views
 from trtconvert.shapes import Profile
+
+Feeds: TypeAlias = "Iterable[Mapping[str, NDArray[Any]]]"
 
 
 @dataclass(frozen=True)
@@ -38,13 +56,127 @@ class Converted:
 class Conversion:
     """Converts a model and what is made from it, such as the model fused, or cuts of it.
 
-    source: the model before fusing, whose values are measured. folder: of its external data.
+    source: the model before fusing, whose values are measured. folder: of its external data. custom: the creators that there
+    are. feeds: inputs to measure its values with; random ones unless given.
     """
 
-    def __init__(self, options: PrecisionOptions, source: ModelProto, folder: Path, profile: Profile) -> None:
+    def __init__(
+        self,
+        options: PrecisionOptions,
+        source: ModelProto,
+        folder: Path,
+        profile: Profile,
+        custom: Custom | None = None,
+        feeds: Feeds | None = None,
+    ) -> None:
         self.options, self.source, self.folder, self.profile = options, source, folder, profile
+        self.custom, self.kind = custom or Custom(), KINDS[options.name]
+        self.feeds, self._counted = feeds, _Counted()
+        self.notes: list[str] = []
+
+    @cached_property
+    def prepared(self) -> ModelProto:
+        """The source in float32."""
+        return prepare(self.source, self.folder, self.profile.fixed, self.custom)
+
+    @cached_property
+    def extents(self) -> dict[str, Extent] | None:
+        """Of the source's tensors; None where nothing can be measured."""
+        feeds = self.feeds if self.feeds is not None else _random(self.prepared, self.profile)
+        try:
+            return measure(self.prepared, self.folder, self._counted(feeds))
+        except ConvertError as error:
+            self.notes.append(f"which nodes must stay in float32 was not measured, but taken by op: {error.what}")
+            return None
 
     def apply(self, model: ModelProto, profile: Profile, interior: bool = False) -> Converted:
         """The model, or one made from it, converted; it is not changed itself. interior: its inputs and outputs are tensors
-        inside the source, and have their types."""
-        raise ConvertError(f"--precision {self.options.name} is not there yet")
+        inside the source, and have the new type."""
+        ready = prepare(model, self.folder, profile.fixed, self.custom)
+        io = self.kind.dtype if interior else "" if self.options.io == KEEP else KINDS[self.options.io].dtype
+        if self.kind.dtype == "float32":
+            made = onnx_model.copy(ready)
+            _cast(made, self.folder, "float32", lambda *_: None, io)
+            return Converted(made) if interior else _checked(Converted(made), ready, CASTERS[0])
+        if not interior:
+            self._check_kept(ready)
+        ready = raise_opset(ready, self.kind.dtype)
+        islands = Islands(self.kind, self.extents, self.options.keep_fp32)
+        kept: list[Kept] = []
+
+        def told(view: GraphView, node: NodeProto, reason: str) -> None:
+            kept.append(Kept(view.path + wishes.default_name(node), node.op_type, reason))
+
+        made = onnx_model.copy(ready)
+        if self.options.caster == CASTERS[0]:
+            _cast(made, self.folder, self.kind.dtype, islands.reason, io, told, islands)
+        else:
+            made = casters.by_name(self.options.caster)(made, self.folder, self.kind, islands, io, told)
+        converted = Converted(made, kept, self._counted.told, list(dict.fromkeys(self.notes)))
+        return converted if interior else _checked(converted, ready, self.options.caster)
+
+    def _check_kept(self, ready: ModelProto) -> None:
+        """ConvertError for what --keep-fp32 names and neither the source nor the model made from it has."""
+        nodes = [node for model in (ready, self.prepared) for node in onnx_model.all_nodes(model)]
+        for name in self.options.keep_fp32:
+            if not any(wishes.is_meant(name, node) for node in nodes):
+                known = [*map(wishes.default_name, nodes), *{node.op_type for node in nodes}]
+                raise wishes.nobody("--keep-fp32", name, known, "node or op")
+            if not any(wishes.is_meant(name, node) for node in onnx_model.all_nodes(ready)):
+                self.notes.append(f"--keep-fp32 {name}: it is part of a fused node, whose kernel computes in float32")
+
+
+def _cast(
+    model: ModelProto,
+    folder: Path,
+    target: str,
+    stays: Stays,
+    io: str,
+    told: Told = lambda *_: None,
+    islands: Islands | None = None,
+) -> None:
+    rounded = islands.rounded if islands is not None else None
+    Casting(model, folder, views(model, folder), ("float32",), target, stays, told, io, rounded).run()
+
+
+def _checked(converted: Converted, before: ModelProto, caster: str) -> Converted:
+    """The same, if it is valid. What ONNX's checker did not take before either is no fault of the conversion."""
+    fault = _fault(converted.model)
+    if fault is not None and _fault(before) is None:
+        raise ConvertError(
+            f"the converter ({caster}) made a model that is not valid ONNX: {fault.what}",
+            where=fault.where,
+            fix="report this model, and keep the node as it is meanwhile: --keep-fp32 NODE",
+        )
+    return converted
+
+
+def _fault(model: ModelProto) -> ConvertError | None:
+    try:
+        onnx_model.check(model)
+    except ConvertError as error:
+        return error
+    return None
+
+
+def _random(model: ModelProto, profile: Profile) -> Feeds:
+    shapes, values = (
+        {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
+        for ranges in (profile.ranges, profile.values)
+    )
+    return (feed for _, feed in random_feeds(model_io(model, "input"), shapes, seed=0, values=values))
+
+
+class _Counted:
+    """Feeds as they pass by: how many, and their digest."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+
+    def __call__(self, feeds: Feeds) -> Iterator[Mapping[str, NDArray[Any]]]:
+        digest = hashlib.sha256()
+        for samples, feed in enumerate(feeds, 1):
+            for name in sorted(feed):
+                digest.update(name.encode() + feed[name].tobytes())
+            self.told = {"method": "largest and least values", "samples": samples, "digest": digest.hexdigest()}
+            yield feed
