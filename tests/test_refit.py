@@ -18,6 +18,7 @@ from onnx import ModelProto, helper, numpy_helper
 from tests.conftest import SAMPLES, Run, assert_clean_error
 from trtconvert import BuildOptions, ConvertError, NoUsableGpuError, build, gpu, manifest, refit, verify
 from trtconvert.backend import select
+from trtconvert.precision.options import PrecisionOptions
 from trtconvert.refitting import structure
 from trtconvert.refitting.engine import Refitted, by_names
 from trtconvert.remake import remake
@@ -43,13 +44,12 @@ def renewed(source: Path, folder: Path, change: Change = lambda _: None, seed: i
     return path
 
 
-def refittable(source: Path, plan: Path, options: dict[str, Any] | None = None) -> Path:
+def refittable(source: Path, plan: Path, precision: str = "") -> Path:
     """A plan whose manifest says what one of `build --refit` says; TensorRT-RTX builds those on a GPU only."""
-    build(source, plan, BuildOptions(targets=("sm_86",), fuse="all"))
+    build(source, plan, BuildOptions(targets=("sm_86",), fuse="all", precision=PrecisionOptions(precision)))
     described = manifest.read(plan)
     found = structure.of(remake(described, plan).lowered().model, source.parent)
-    options = {"refit": True} if options is None else options
-    manifest.write(dataclasses.replace(described, options=options, structure=dataclasses.asdict(found)), plan)
+    manifest.write(dataclasses.replace(described, options={"refit": True}, structure=dataclasses.asdict(found)), plan)
     return plan
 
 
@@ -76,14 +76,14 @@ def refusal(plan: Path, model: Path) -> str:
 
 
 @pytest.mark.skipif(gpu.current() is not None, reason="tests/gpu refits")
-@pytest.mark.parametrize("name", ["wav2vec2_features", "qdq_mlp", "near_miss", "keras_ln_gelu"])
-def test_only_the_gpu_is_missing(name: str, run: Run, tmp_path: Path) -> None:
-    """Other weights, folded and renamed ones too, are no difference: exit code 3, and a sentence."""
+@pytest.mark.parametrize(
+    ("name", "precision"), [("wav2vec2_features", ""), ("qdq_mlp", ""), ("keras_ln_gelu", ""), ("vit_block", "fp16")]
+)
+def test_only_the_gpu_is_missing(name: str, precision: str, run: Run, tmp_path: Path) -> None:
+    """Other weights, folded, renamed and converted ones too, are no difference: exit code 3, and a sentence."""
     source = SAMPLES / f"{name}.onnx"
-    made = refittable(source, tmp_path / "e.plan")
+    made = refittable(source, tmp_path / "e.plan", precision)
     model, before = renewed(source, tmp_path), digests(made)
-    with pytest.raises(NoUsableGpuError):
-        refit(made, model)
     result = run("refit", made, model)
     assert result.returncode == 3, result.stderr
     assert "NVIDIA" in result.stderr
