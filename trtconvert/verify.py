@@ -20,7 +20,8 @@ from trtconvert.accuracy.finding import Finding
 from trtconvert.accuracy.lines import lines
 from trtconvert.accuracy.proof import REFERENCE, Proof
 from trtconvert.accuracy.results import VerifyResult
-from trtconvert.accuracy.running import Arrays, Runnable
+from trtconvert.accuracy.running import Runnable
+from trtconvert.accuracy.trace import Failed
 from trtconvert.backend import select
 from trtconvert.bodies import add_bodies
 from trtconvert.custom_ops import libraries
@@ -82,40 +83,39 @@ def verify(
     runs: dict[str, Runnable] = {FUSED: proof.same_maths(fused)}
     if engine is not None:
         runs[ENGINE] = engine
-    failed: dict[str, tuple[str, Arrays, Arrays]] = {}
+    failed: dict[str, Failed] = {}
     for batch in feeding.told(progress):
         outputs = proof.run(runs, batch.arrays)
         for comparison in runs:
             rows = [*proof.rows(comparison, batch.title, batch.arrays, outputs, plain=comparison == FUSED)]
             result.rows += rows
-            if not all(row.passed for row in rows):
-                failed.setdefault(comparison, (batch.title, batch.arrays, outputs[comparison]))
+            if wrong := tuple(row.output for row in rows if not row.passed):
+                failed.setdefault(comparison, Failed(comparison, batch.title, batch.arrays, outputs[comparison], wrong))
         for comparison, name in COMPARED_WITH_EXPECTED.items() if batch.expected else ():
             if name in outputs:
                 result.rows += proof.rows_of_expected(comparison, batch.title, outputs[name], batch.expected, outputs)
     result.reference = proof.reference
     if bisect and failed:
-        result.first_wrong = _first_wrong(failed, described, path, fused, proof, result)
+        result.first_wrong = _first_wrong(failed, described, path, fused, proof, result, progress)
     result.notices = list(dict.fromkeys(result.notices))
     _note(described, path, result)
     return result
 
 
 def _first_wrong(
-    failed: Mapping[str, tuple[str, Arrays, Arrays]],
+    failed: Mapping[str, Failed],
     described: Manifest,
     plan: Path,
     fused: ModelProto,
     proof: Proof,
     result: VerifyResult,
+    progress: Progress | None,
 ) -> Finding | None:
     """The first wrong node: of the fused model where that is wrong already, else of the engine; noted where none is found."""
-    comparison = FUSED if FUSED in failed else ENGINE
-    label, feed, outputs = failed[comparison]
     try:
-        if comparison == FUSED:
-            return trace.in_fused(described, fused, proof, label, feed, outputs, comparison)
-        return trace.in_engine(described, plan, proof, label, feed, outputs, comparison)
+        if FUSED in failed:
+            return trace.in_fused(failed[FUSED], described, fused, proof)
+        return trace.in_engine(failed[ENGINE], described, plan, proof, progress)
     except ConvertError as error:
         result.notices.append(f"the first wrong node was not found: {error.what}")
         return None
