@@ -51,9 +51,9 @@ def measure(model: ModelProto, folder: Path, feeds: Iterable[Mapping[str, NDArra
         raise ConvertError(
             f"in opset {onnx_model.opset(model)} values are not measured, from {_FIRST_OPSET} on they are"
         )
-    probes = _Probes(model, folder)
     found: dict[str, Extent] = {}
     try:
+        probes = _Probes(model, folder)
         for feed in feeds:
             for name, extent in probes.run(feed):
                 found[name] = found[name].join(extent) if name in found else extent
