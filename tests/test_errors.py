@@ -261,7 +261,7 @@ def test_verify(fails: Fails, relu: Path, tmp_path: Path) -> None:
     plan = tmp_path / "relu.plan"
     assert "plan not found" in fails("verify", "none.plan")
     np.savez(tmp_path / "in.npz", z=np.zeros((2, 4), np.float32))
-    assert "['z']" in fails("verify", plan, "--inputs", "in.npz")
+    assert "there are 'z'" in fails("verify", plan, "--inputs", "in.npz")
     (tmp_path / "bad.npz").write_text("no archive")
     assert "not an .npz file" in fails("verify", plan, "--inputs", "bad.npz")
     original = plan.read_bytes()
@@ -277,7 +277,7 @@ def test_verify(fails: Fails, relu: Path, tmp_path: Path) -> None:
     relu.write_bytes(model)
     manifest = tmp_path / "relu.plan.json"
     text = manifest.read_text()
-    manifest.write_text(text.replace('"schema": 3', '"schema": 99'))
+    manifest.write_text(re.sub(r'"schema": \d+', '"schema": 99', text))
     assert "schema 99" in fails("verify", plan)
     manifest.write_text(text[:-40])
     assert "manifest cannot be read" in fails("verify", plan)
@@ -430,7 +430,7 @@ def test_printed_shape_pasted_on_the_command_line(run: Run, work: Path) -> None:
         ("manifest", ["no manifest", "relu.plan.json"]),
         ("plan", ["not the one its manifest describes", "relu.plan"]),
         ("model", ["source model has changed", "relu.onnx"]),
-        ("inputs", ["['z']", "['x']", "in.npz"]),
+        ("inputs", ["there are 'z'", "input 'x'", "in.npz"]),
     ],
 )
 def test_verify_command_line(change: str, words: list[str], run: Run, work: Path) -> None:
@@ -470,7 +470,7 @@ def test_verify_inputs(fails: Fails, relu: Path, tmp_path: Path) -> None:
     data = tmp_path / "in.npz"
     np.savez(data)
     text = fails("verify", "relu.plan", "--inputs", data)
-    assert "['x']" in text
+    assert "input 'x'" in text
     assert "in.npz" in text
     np.savez(data, x=np.zeros((3, 5), np.float32))
     assert "x" in fails("verify", "relu.plan", "--inputs", data)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trtconvert.errors import ConvertError, NoUsableGpuError
 
 if TYPE_CHECKING:
+    from trtconvert.accuracy.results import OutputResult, VerifyResult
     from trtconvert.bench import BenchResult, bench
     from trtconvert.build import BuildResult, build
     from trtconvert.engine import Engine, load_engine
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from trtconvert.matching.rewrite import Fusion
     from trtconvert.network import BuildOptions
     from trtconvert.op import Op, case
+    from trtconvert.refit import RefitResult, refit
     from trtconvert.registry import register
-    from trtconvert.verify import OutputResult, VerifyResult, verify
+    from trtconvert.verify import verify
 
 __version__ = "0.1.0"
 
@@ -45,9 +47,11 @@ _HOME = {
     "Manifest": "manifest",
     "Op": "op",
     "case": "op",
+    "RefitResult": "refit",
+    "refit": "refit",
     "register": "registry",
-    "OutputResult": "verify",
-    "VerifyResult": "verify",
+    "OutputResult": "accuracy.results",
+    "VerifyResult": "accuracy.results",
     "verify": "verify",
 }
 
@@ -64,12 +68,14 @@ __all__ = [
     "NoUsableGpuError",
     "Op",
     "OutputResult",
+    "RefitResult",
     "VerifyResult",
     "bench",
     "build",
     "case",
     "fuse",
     "load_engine",
+    "refit",
     "register",
     "verify",
 ]

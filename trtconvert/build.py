@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os.path
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from onnx import ModelProto
 import trtconvert
 from trtconvert import gpu, launch, manifest, shapes
 from trtconvert import model as onnx_model
-from trtconvert.backend import select
+from trtconvert.backend import Backend, select
 from trtconvert.bodies import add_bodies
-from trtconvert.choice.choose import Choice, Chosen, Forced, Policy, Table, Whole, choose, policy
+from trtconvert.choice import left_out
+from trtconvert.choice.choose import Choice, Chosen, Forced, Judge, Policy, Table, Whole, choose, policy
 from trtconvert.choice.neighbourhood import Surroundings
 from trtconvert.choice.trials import Trials
 from trtconvert.custom_ops import libraries, wishes
@@ -33,7 +33,9 @@ from trtconvert.matching.rewrite import Fusion
 from trtconvert.monitor import Progress
 from trtconvert.network import BuildOptions, Made, Maker, choose_targets
 from trtconvert.precision.convert import Conversion
+from trtconvert.precision.int8_build import Int8
 from trtconvert.profiles import bake, fit, shape_values, sizes
+from trtconvert.refitting import structure
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,8 @@ def build(
     baked = bake.bake(proto, options.bake)
     profile, misfits = _profile(proto, source.parent, options)
     wanted = policy(options.fuse, options.patterns)
-    custom = Custom.of(backend, options.wishes)
-    source_model = onnx_model.copy(proto) if converts else proto
-    conversion = Conversion(options.precision, source_model, source.parent, profile, custom) if converts else None
+    conversion = _conversion(options, backend, proto, source.parent, profile, wanted)
+    unmet = left_out.check(options.no_fuse, proto, source.parent, wanted.ops)
     maker = Maker(backend, options, source, targets, conversion)
     chosen = _choose(proto, wanted, maker, profile, progress)
     made = chosen.made or maker.make(proto, profile, progress)
@@ -97,7 +98,7 @@ def build(
         backend_version=backend.version,
         plan_sha256=hashlib.sha256(data).hexdigest(),
         plan_bytes=len(data),
-        model=_relative(source, plan),
+        model=manifest.relative(source, plan),
         model_sha256=digest,
         fused_sha256=onnx_model.sha256(onnx_model.serialize(proto), proto, source.parent),
         patterns=[op.pattern for op in wanted.ops],
@@ -115,8 +116,9 @@ def build(
         engine_inputs=made.inputs,
         engine_outputs=made.outputs,
         plugins=_plugin_uses(plugin_nodes),
-        plugin_files=[_relative(Path(f), plan) for f in options.plugins],
+        plugin_files=[manifest.relative(Path(f), plan) for f in options.plugins],
         precision=_precision(made, options, written),
+        structure=_structure(made, options, source.parent),
         options={k: v for k, v in _builder_options(options).items() if v not in (None, False)},
     )
     write_files({**written, plan: data, manifest.path_for(plan): manifest.encode(described)})
@@ -130,6 +132,7 @@ def build(
         plugin_nodes,
         [
             *loaded,
+            *unmet,
             *converted_notes,
             *profile.notices,
             *misfits.values(),
@@ -139,6 +142,31 @@ def build(
         ],
         time.monotonic() - started,
     )
+
+
+def _structure(made: Made, options: BuildOptions, folder: Path) -> dict[str, Any]:
+    """What a later refit must find again; nothing for a plan whose weights are fixed."""
+    refittable = options.refit or options.strip_weights
+    return dataclasses.asdict(structure.of(made.lowered.model, folder)) if refittable else {}
+
+
+def _conversion(
+    options: BuildOptions,
+    backend: Backend,
+    proto: ModelProto,
+    folder: Path,
+    profile: shapes.Profile,
+    wanted: Policy,
+) -> Conversion | None:
+    """What converts the model and all that is made from it, if it is to be converted. int8 is put into the model first."""
+    custom = Custom.of(backend, options.wishes)
+    if options.precision.name.startswith("int8"):
+        quantized = Int8(options.precision, proto, folder, profile, custom, wanted.ops)
+        proto.CopyFrom(quantized.source)
+        return quantized
+    if not options.precision.name:
+        return None
+    return Conversion(options.precision, onnx_model.copy(proto), folder, profile, custom)
 
 
 def _converted_files(made: Made, plan: Path, source: Path) -> dict[Path, bytes | Iterable[bytes]]:
@@ -188,21 +216,25 @@ def _choose(
     proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.Profile, progress: Progress | None
 ) -> Chosen:
     """Fuse in place as wanted: what pays is measured where the engine can run here, else the shipped table says it."""
-    folder = maker.source.parent
+    folder, nodes = maker.source.parent, maker.options.no_fuse
+
+    def chosen(judge: Judge) -> Chosen:
+        return choose(proto, folder, wanted.ops, left_out.LeftOut(judge, nodes) if nodes else judge)
+
     if not wanted.ops:
         return Chosen()
     if wanted.forced:
-        return choose(proto, folder, wanted.ops, Forced(maker.options.fuse))
+        return chosen(Forced(maker.options.fuse))
     here, notes = gpu.current(), list[str]()
     if here is not None and maker.targets == (here.arch,):
         _preflight(proto, wanted, maker, profile)
         try:
-            return choose(proto, folder, wanted.ops, Trials(proto, wanted.ops, maker, profile, progress))
+            return chosen(Trials(proto, wanted.ops, maker, profile, progress))
         except NoUsableGpuError as error:
             notes.append(f"fusions were not measured here: {error.what}")
     dtype = maker.conversion.kind.dtype if maker.conversion is not None else ""
     table = Table(Surroundings(proto, folder, profile.ranges), maker.targets, dtype)
-    return dataclasses.replace(choose(proto, folder, wanted.ops, table), notes=notes)
+    return dataclasses.replace(chosen(table), notes=notes)
 
 
 def _preflight(proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.Profile) -> None:
@@ -213,10 +245,6 @@ def _preflight(proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.
     fused = onnx_model.copy(proto)
     if not fuse_model(fused, maker.source.parent, wanted.ops).fusions or maker.refused(fused, profile) is not None:
         raise refused
-
-
-def _relative(path: Path, plan: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), plan.resolve().parent)).as_posix()
 
 
 def _plugin_uses(nodes: Sequence[PluginNode]) -> list[PluginUse]:
@@ -241,4 +269,5 @@ def _plugin_use(creator: Creator, nodes: list[str]) -> PluginUse:
 def _builder_options(options: BuildOptions) -> dict[str, Any]:
     names = ("opt_level", "workspace", "refit", "strip_weights", "version_compatible", "hardware_compatible")
     wanted = {option: list(texts) for option, texts in options.wishes.told.items()}
-    return {name: getattr(options, name) for name in names} | {"wishes": wanted or None}
+    left = list(options.no_fuse) or None
+    return {name: getattr(options, name) for name in names} | {"wishes": wanted or None, "no_fuse": left}

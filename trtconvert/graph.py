@@ -158,6 +158,10 @@ class GraphView:
     def _local_names(self) -> set[str]:
         return {i.name for i in self.graph.input} | {t.name for t in self.graph.initializer} | set(self.producers)
 
+    def makes(self, name: str) -> bool:
+        """Whether the tensor is this graph's own, not one of a graph around it."""
+        return name in self._local_names
+
     def producer(self, name: str) -> NodeProto | None:
         """The node of this graph that makes the tensor, if any."""
         index = self.producers.get(name)

@@ -40,16 +40,17 @@ _STATIC = shapes.Profile({})
 class BuildOptions:
     """What `trtconvert build` can be told.
 
-    patterns, fuse: what to look for and how to decide, see choose.policy. shapes: input name to shapes.Range. values: the same
-    for the values of shape tensors. bake: input name to the constant that it becomes, see bake.bake. targets: "sm_86", ...,
-    or "all", or "current"; none given means the GPU here if there is one, else all. precision: of the engine, where it is not the
-    model's. workspace: bytes. refit, strip_weights,
+    patterns, fuse: what to look for and how to decide, see choose.policy. no_fuse: nodes around which nothing is fused.
+    shapes: input name to shapes.Range. values: the same for the values of shape tensors. bake: input name to the constant
+    that it becomes, see bake.bake. targets: "sm_86", ..., or "all", or "current"; none given means the GPU here if there is
+    one, else all. precision: of the engine, where it is not the model's. workspace: bytes. refit, strip_weights,
     version_compatible, hardware_compatible and timing_cache are TensorRT's builder options of those names; one that the
     backend lacks is refused.
     """
 
     patterns: tuple[str, ...] = ()
     fuse: str = "auto"
+    no_fuse: tuple[str, ...] = ()
     plugins: tuple[Path, ...] = ()
     shapes: Mapping[str, Range] = field(default_factory=dict)
     bake: Mapping[str, Any] = field(default_factory=dict)
@@ -98,17 +99,22 @@ class Maker:
     targets: tuple[str, ...]
     conversion: Conversion | None = None
 
-    def _lowered(self, model: ModelProto, profile: shapes.Profile) -> Lowered:
+    def lowered(self, model: ModelProto, profile: shapes.Profile) -> Lowered:
+        """The model as the parser is given it, in the precision that it has."""
         custom = Custom.of(self.backend, self.options.wishes)
         lowered = lower(model, self.source.parent, supports(self.backend), profile.fixed, True, custom)
         shapes.fix(lowered.model, profile)
         squeezes.settle(lowered.model, self.source.parent, profile.ranges)
         return lowered
 
+    def serialized(self, lowered: Lowered, profile: shapes.Profile) -> bytes:
+        """The plan of a lowered model, or of a part of one. ConvertError where TensorRT does not take it."""
+        return Network(self.backend, self.options, lowered, self.source, self.targets).build(profile, None)
+
     def refused(self, model: ModelProto, profile: shapes.Profile = _STATIC) -> ConvertError | None:
         """What TensorRT cannot take of the model, all of it; None if it can be imported. Quick: nothing is built."""
         try:
-            faults = importable.all_faults(self._lowered(model, profile), self.source, self.backend)
+            faults = importable.all_faults(self.lowered(model, profile), self.source, self.backend)
         except ConvertError as error:
             return error
         return refusal(self.backend.title, faults) if faults else None
@@ -124,7 +130,7 @@ class Maker:
         have the precision of what is inside. ConvertError says what TensorRT cannot take."""
         converted = self.conversion.apply(model, profile, interior) if self.conversion is not None else None
         model = model if converted is None else converted.model
-        lowered = self._lowered(model, profile)
+        lowered = self.lowered(model, profile)
         try:
             importable.require(lowered, self.source, self.backend)
             network = Network(self.backend, self.options, lowered, self.source, self.targets)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,7 @@ TENSORS_SHOWN = 8
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The plan. Default: MODEL with .plan.")
 @click.option(
     "--shape", "shapes", multiple=True, metavar="NAME=MIN,OPT,MAX", help="Shapes of a dynamic input. Repeatable."
@@ -50,7 +48,14 @@ TENSORS_SHOWN = 8
     metavar="auto|all|none|NAME,...",
     help="Fuse what pays, everything, nothing, or all of these patterns.",
 )
-@click.option("--no-fuse", is_flag=True, help="The same as --fuse none.")
+@click.option(
+    "--no-fuse",
+    multiple=True,
+    is_flag=False,
+    flag_value="",
+    metavar="[NODE]",
+    help="Fuse nothing around a node; nothing at all without one. Repeatable.",
+)
 @click.option(
     "--plugin",
     "plugins",
@@ -74,7 +79,25 @@ TENSORS_SHOWN = 8
     metavar="NODE:INPUT=DTYPE",
     help="Cast an input of a node, or with out0 an output. Repeatable.",
 )
-@click.option("--precision", type=click.Choice(["fp16", "bf16", "fp32"]), help="Convert the model to this precision.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp16", "bf16", "fp32", "int8", "int8+fp16"]),
+    help="Convert the model to this precision; int8 leaves the rest as it is.",
+)
+@click.option(
+    "--calib",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER|FILE.npz",
+    help="Samples that int8's scales are measured on.",
+)
+@click.option(
+    "--calib-method",
+    type=click.Choice(["percentile", "entropy", "minmax"]),
+    default="percentile",
+    show_default=True,
+    help="How int8's scales follow from the samples.",
+)
+@click.option("--calib-search", is_flag=True, help="Leave float what int8 costs most: a run per tensor and sample.")
 @click.option(
     "--io-precision",
     type=click.Choice(["keep", "fp16", "bf16", "fp32"]),
@@ -103,7 +126,7 @@ TENSORS_SHOWN = 8
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 @click.option("-v", "--verbose", is_flag=True, help="Show TensorRT's log.")
 def command(
-    model: Path,
+    model: Path | None,
     output: Path | None,
     shapes: tuple[str, ...],
     values: tuple[str, ...],
@@ -111,7 +134,7 @@ def command(
     target: str,
     workspace: str | None,
     fuse: str,
-    no_fuse: bool,
+    no_fuse: tuple[str, ...],
     maps: tuple[str, ...],
     attributes: tuple[str, ...],
     casts: tuple[str, ...],
@@ -119,6 +142,9 @@ def command(
     io_precision: str,
     keep_fp32: tuple[str, ...],
     caster: str,
+    calib: Path | None,
+    calib_method: str,
+    calib_search: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -132,6 +158,7 @@ def command(
     trtconvert build model.onnx --target sm_86,sm_89
     trtconvert build model.onnx --fuse all
     trtconvert build model.onnx --precision fp16
+    trtconvert build model.onnx --precision int8 --calib samples.npz
     """
     from trtconvert.build import build  # --help must not load it
     from trtconvert.custom_ops.wishes import parse as parse_wishes
@@ -140,22 +167,30 @@ def command(
     from trtconvert.profiles import bake, shape_values
     from trtconvert.shapes import parse
 
-    if no_fuse and fuse not in ("auto", "none"):
-        raise click.UsageError(f"--no-fuse and --fuse {fuse} contradict each other")
+    model, no_fuse = _model_behind_no_fuse(model, no_fuse)
+    nothing = "" in no_fuse
+    if nothing and (fuse not in ("auto", "none") or len(set(no_fuse)) > 1):
+        other = f"--fuse {fuse}" if fuse not in ("auto", "none") else f"--no-fuse {next(filter(None, no_fuse))}"
+        raise click.UsageError(f"--no-fuse and {other} contradict each other")
     if precision is None and (keep_fp32 or io_precision != "keep" or caster != "trtconvert"):
         raise click.UsageError("--io-precision, --keep-fp32 and --caster need --precision")
+    if (calib is not None or calib_search) and precision not in ("int8", "int8+fp16"):
+        raise click.UsageError("--calib and --calib-search need --precision int8 or int8+fp16")
+    if precision == "int8" and (io_precision != "keep" or caster != "trtconvert"):
+        raise click.UsageError("int8 leaves the rest as it is: --io-precision and --caster need int8+fp16")
     chosen = BuildOptions(
         shapes=parse(shapes),
         bake=bake.parse(baked),
         wishes=parse_wishes(maps, attributes, casts),
-        precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster),
+        precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster, calib, calib_method, calib_search),
         values=shape_values.parse(values),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
         workspace=_bytes(workspace),
-        fuse="none" if no_fuse else fuse,
+        fuse="none" if nothing else fuse,
+        no_fuse=() if nothing else tuple(dict.fromkeys(no_fuse)),
         **options,
     )
-    with _progress() as progress:
+    with show.progress() as progress:
         result = build(model, output, chosen, progress)
     for notice in result.notices:
         show.note(f"note: {notice}")
@@ -165,6 +200,16 @@ def command(
         show.as_json(dataclasses.asdict(result.manifest))
     else:
         _report(result)
+
+
+def _model_behind_no_fuse(model: Path | None, nodes: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+    """MODEL, and the nodes of --no-fuse: a model that follows --no-fuse directly was not meant as a node."""
+    if model is not None:
+        return model, nodes
+    taken = next((index for index, name in enumerate(nodes) if name.endswith(".onnx")), None)
+    if taken is None:
+        raise click.UsageError("Missing argument 'MODEL'.")
+    return Path(nodes[taken]), (*nodes[:taken], "", *nodes[taken + 1 :])
 
 
 def _report(result: BuildResult) -> None:
@@ -236,28 +281,3 @@ def _bytes(text: str | None) -> int | None:
     if not number.isdigit():
         raise click.BadParameter(f"{text!r} is not a size; write 512M or 2G", param_hint="--workspace")
     return int(number) * unit
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr when that is a terminal; elsewhere a line where it takes long: when something is measured."""
-    if not sys.stderr.isatty():
-
-        def say(phase: str, step: int, steps: int) -> None:
-            if step == 0 and phase.startswith("measuring"):
-                show.note(f"note: {phase}, {steps} to do" if steps > 1 else f"note: {phase}")
-
-        yield say
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def update(phase: str, step: int, steps: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bar.add_task(phase, total=steps or None)
-            bar.update(tasks[phase], completed=step)
-
-        yield update

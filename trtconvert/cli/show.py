@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -44,3 +46,28 @@ def megabytes(size: int) -> str:
 def shape(dims: Sequence[int | str | None] | None) -> str:
     """`[N, 3, ?]`; what is not known as a question mark."""
     return "[" + ", ".join("?" if d is None else str(d) for d in dims) + "]" if dims is not None else "unknown rank"
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on stderr when that is a terminal; elsewhere a line where it takes long: when something is measured."""
+    if not sys.stderr.isatty():
+
+        def say(phase: str, step: int, steps: int) -> None:
+            if step == 0 and phase.startswith("measuring"):
+                note(f"note: {phase}, {steps} to do" if steps > 1 else f"note: {phase}")
+
+        yield say
+        return
+    from rich.console import Console  # not needed by --help
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def update(phase: str, step: int, steps: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bar.add_task(phase, total=steps or None)
+            bar.update(tasks[phase], completed=step)
+
+        yield update

@@ -13,6 +13,7 @@ from onnx import NodeProto, helper, numpy_helper
 
 from trtconvert import model as onnx_model
 from trtconvert.bodies import Writing, raise_ir, retain
+from trtconvert.custom_ops.wishes import default_name
 from trtconvert.graph import GraphView
 from trtconvert.matching.accept import Computed, Site
 from trtconvert.matching.layout import to_first, to_last
@@ -78,7 +79,7 @@ class Rewriter:
             self.nodes[index] = None
         self.orphans |= {t for n in removed for t in (*n.input, *n.output)} - {site.output}
         path = self.view.path
-        replaced = tuple(path + (n.name or n.op_type) for n in removed)
+        replaced = tuple(path + default_name(n) for n in removed)
         values = site.op.values()
         return Fusion(site.op.name, path + name, site.output, replaced, values, tuple(inputs), path, site.channels_last)
 

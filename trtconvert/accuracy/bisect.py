@@ -1,0 +1,292 @@
+"""The first node at which an engine leaves the reference, found with few engines in which more tensors are outputs.
+
+A place between two nodes is bad if a tensor that passes it lies too far from the reference, or if the reference, continued from
+the engine's tensors there, ends too far from its own outputs: so a small error counts that only a later node amplifies, and
+what no output feels may not. The first bad place is searched with several places an engine, each of which goes on where the
+last one was good. Marking a tensor as an output changes what TensorRT fuses: whether the error is still there is checked in
+each of these engines, and what is found once more in one that runs from the inputs to there, with no other output.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtconvert.accuracy.cuts import MARKABLE, Cut, cuts
+from trtconvert.accuracy.parts import NO_DTYPES, NOTHING, Arrays, Parts, cut_out
+from trtconvert.errors import ConvertError
+
+WIDTH = 8  # places that one engine shows
+_STEP = 3.0  # a node is to blame for an error at the outputs if it multiplies it by this
+Run: TypeAlias = "Callable[[ModelProto, Arrays], Mapping[str, NDArray[Any]]]"
+"""Makes an engine of a part of the model, runs it on the inputs at hand and on these tensors, and returns its outputs."""
+Distance: TypeAlias = "Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None], float]"
+"""Of got from the reference, in units of what is allowed, for which the twin's result may count: above 1 is wrong."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """What is searched. model: lowered, as engines are made from it. final: outputs of the engine in question. dtypes: of the
+    model's tensors, as far as known."""
+
+    model: ModelProto
+    run: Run
+    final: Arrays
+    dtypes: Mapping[str, str] = field(default_factory=lambda: dict(NO_DTYPES))
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """The nodes between two places, of which the first is good and the second bad.
+
+    before, behind: these places' tensors; wrong: those behind that are too far from what they should be. got, expected: of
+    these. single: whether the nodes there are to blame, or what they got was as bad already. confirmed: in an engine from the
+    inputs to `wrong`, with no other outputs. fused_across: tensors that hide the error when they are outputs. errors:
+    distances at the places that were looked at, in order, with their first tensors.
+    """
+
+    nodes: range
+    before: tuple[str, ...]
+    behind: tuple[str, ...]
+    wrong: tuple[str, ...]
+    got: Arrays
+    expected: Arrays
+    single: bool
+    confirmed: bool
+    builds: int
+    fused_across: tuple[str, ...]
+    errors: tuple[tuple[str, float], ...]
+
+
+class NothingWrongError(ConvertError):
+    """The outputs are as good as allowed, so that there is nothing to search."""
+
+
+def bisect(
+    suspect: Suspect, reference: Parts, twin: Parts | None, feeds: Arrays, distance: Distance, most: int | None = None
+) -> Wrong:
+    """The first nodes that are wrong on these inputs. most: engines that may be made, by default log2(nodes) + 3.
+
+    reference: the model that is right; twin: the same with the roundings of the engine's precision. NothingWrongError if the
+    outputs in question are good.
+    """
+    return _Search(suspect, reference, twin, feeds, distance, most).result()
+
+
+class _Search:
+    """Places are known by their index in `cuts`; -1 is before the first node, where all is well."""
+
+    def __init__(
+        self,
+        suspect: Suspect,
+        reference: Parts,
+        twin: Parts | None,
+        feeds: Arrays,
+        distance: Distance,
+        most: int | None,
+    ) -> None:
+        self.suspect, self.reference, self.twin = suspect, reference, twin
+        self.feeds, self.distance = feeds, distance
+        nodes = len(suspect.model.graph.node)
+        self.cuts = cuts(suspect.model.graph, self._can_be_seen)
+        self.end = len(self.cuts) - 1
+        self.most = most if most is not None else int(math.log2(max(nodes, 1))) + 3
+        self.builds, self.width = 0, WIDTH
+        self.values: dict[int, Arrays] = {self.end: suspect.final}
+        self.latest: dict[int, Arrays] = {-1: {}, self.end: suspect.final}  # neighbours here are of one engine
+        self.hiding: set[int] = set()  # places that hide the error when their tensors are outputs
+        self.expected: dict[str, NDArray[Any]] = {}
+        self.rounded: dict[str, NDArray[Any]] = {}
+        self.directs: dict[int, dict[str, float]] = {}
+        self.effects: dict[int, float] = {-1: 0.0}
+
+    def _can_be_seen(self, name: str) -> bool:
+        dtypes = (self.suspect.dtypes.get(name, ""), self.reference.dtypes.get(name, ""))
+        return name in self.reference.made and all(dtype in MARKABLE for dtype in dtypes)
+
+    # --- how bad a place is
+
+    def _learn(self, names: Sequence[str]) -> None:
+        """What reference and twin have there."""
+        new = [name for name in names if name not in self.expected]
+        if not new:
+            return
+        self.expected |= self.reference.run(new, self.feeds)
+        if self.twin is not None:
+            self.rounded |= self.twin.run([name for name in new if name in self.twin.made], self.feeds)
+
+    def _distances(self, values: Arrays) -> dict[str, float]:
+        self._learn(list(values))
+        return {name: self.distance(v, self.expected[name], self.rounded.get(name)) for name, v in values.items()}
+
+    def direct(self, place: int) -> float:
+        """How far the worst of the tensors there is from the reference."""
+        if place not in self.directs:
+            self.directs[place] = self._distances(self.values[place])
+        return max(self.directs[place].values(), default=0.0)
+
+    def effect(self, place: int) -> float:
+        """How far the outputs in question are, if the reference goes on from the tensors there."""
+        if place not in self.effects:
+            self.effects[place] = self._effect(self.values[place]) if place != self.end else self.direct(place)
+        return self.effects[place]
+
+    def _effect(self, values: Arrays) -> float:
+        self._learn(list(values))
+        if any(value.shape != self.expected[name].shape for name, value in values.items()):
+            return math.inf
+        return max(self._distances(self.reference.run(self.blamed, self.feeds, values)).values())
+
+    # --- the search
+
+    def result(self) -> Wrong:
+        if self.direct(self.end) <= 1:
+            raise NothingWrongError("the outputs are as close to the reference as they have to be on these inputs")
+        self.blamed = [name for name, far in self.directs[self.end].items() if far > 1]
+        low, high = self._narrow(effects_only=False)
+        single = self._is_to_blame(low, high)
+        if not single:
+            felt = self._narrow(effects_only=True)
+            if felt != (low, high) and (single := self._is_to_blame(*felt)):
+                low, high = felt
+        return self._told(low, high, single)
+
+    def _narrow(self, effects_only: bool) -> tuple[int, int]:
+        """A good place and the first bad one behind it, as near to each other as the engines show."""
+        low, high = -1, self.end
+        while True:
+            inside = [place for place in sorted(self.values) if low < place < high]
+            if not inside:
+                marks = self._marks(low, high)
+                if not marks or self.builds >= self.most:
+                    return low, high
+                self._show(marks, low, high)
+                continue
+            good = self._good(inside, effects_only)
+            low, high = (good[-1] if good else low), (inside[len(good)] if len(good) < len(inside) else high)
+
+    def _good(self, places: Sequence[int], effects_only: bool) -> Sequence[int]:
+        """Those before the first bad one. Behind a place from which the outputs go wrong they do from every place, so that
+        few effects are computed."""
+        near = places if effects_only else [*takewhile(lambda place: self.direct(place) <= 1, places)]
+        if not near or self.effect(near[-1]) <= 1:
+            return near
+        return near[: bisect_left(near, True, key=lambda place: self.effect(place) > 1)]
+
+    def _marks(self, low: int, high: int) -> list[int]:
+        """Places to look at next, evenly spread."""
+        free = [place for place in range(low + 1, high) if place not in self.hiding]
+        count = min(self.width, len(free))
+        return [free[(len(free) * (2 * i + 1)) // (2 * count)] for i in range(count)] if count else []
+
+    def _show(self, marks: Sequence[int], low: int, high: int) -> None:
+        """Values at these places, from an engine from `low` to `high`; none if the error hides in it."""
+        gentle = self.width == 1  # the whole engine, since its ends may matter as well
+        end, given = (self.end, NOTHING) if gentle else (high, self.latest[low])
+        places = [*marks, end]
+        found = self._outputs_of([name for place in places for name in self.cuts[place].tensors], given)
+        if found is not None and self._is_there(end, self._at(end, found)):
+            self.latest |= {place: self._at(place, found) for place in places}
+            self.values |= {place: self.latest[place] for place in marks}
+        elif gentle:
+            self.hiding.update(marks)
+        else:
+            self.width = 1
+
+    def _outputs_of(self, names: Sequence[str], given: Arrays) -> Arrays | None:
+        """What an engine with these outputs makes of the inputs and of given tensors. None if there can be no such engine."""
+        asked = [name for name in dict.fromkeys(names) if name not in given]
+        model = cut_out(self.suspect.model, asked, given, self.suspect.dtypes)
+        self.builds += 1
+        try:
+            return {**given, **self.suspect.run(model, given)}
+        except ConvertError:
+            return None
+
+    def _at(self, place: int, found: Arrays) -> Arrays:
+        return {name: found[name] for name in self.cuts[place].tensors}
+
+    def _is_there(self, place: int, values: Arrays) -> bool:
+        """Whether the error shows at that place, where it did before."""
+        if max(self._distances(values).values()) > 1:
+            return True
+        return place != self.end and self._effect(values) > 1
+
+    # --- what was found
+
+    def _local(self, low: int, high: int) -> dict[str, float]:
+        """How far the tensors behind are from what the reference makes of those before."""
+        given = self.latest[low]
+        new = {name: value for name, value in self.latest[high].items() if name not in given}
+        want = self.reference.run(list(new), self.feeds, given)
+        known = [name for name in new if self.twin is not None and name in self.twin.made]
+        rounded = self.twin.run(known, self.feeds, given) if self.twin is not None and known else {}
+        return {name: self.distance(value, want[name], rounded.get(name)) for name, value in new.items()}
+
+    def _is_to_blame(self, low: int, high: int) -> bool:
+        """Whether the nodes between make the error: more than what they got explains, or felt at the outputs all at once.
+        Integers at the outputs show no steps: rounding flips them all at once as well."""
+        if max(self._local(low, high).values(), default=0.0) > 1:
+            return True
+        steps = all(self.expected[name].dtype.kind not in "iub" for name in self.blamed)
+        return steps and self.effect(high) > 1 and self.effect(high) > _STEP * self.effect(low)
+
+    def _told(self, low: int, high: int, single: bool) -> Wrong:
+        local = self._local(low, high)
+        direct = self.directs[high] if self.direct(high) > 1 else {}
+        far = {name: max(value, direct.get(name, 0.0)) for name, value in local.items()} or self.directs[high]
+        wrong = tuple(name for name, value in far.items() if value > 1) or (max(far, key=far.__getitem__),)
+        before = self.cuts[low] if low >= 0 else Cut(0, ())
+        places = sorted(self.values)
+        confirmed = single and self._confirmed(high, wrong)
+        return Wrong(
+            nodes=range(before.place, self.cuts[high].place),
+            before=before.tensors,
+            behind=self.cuts[high].tensors,
+            wrong=wrong,
+            got={name: self.values[high][name] for name in wrong},
+            expected={name: self.expected[name] for name in wrong},
+            single=single,
+            confirmed=confirmed,
+            builds=self.builds,
+            fused_across=tuple(name for place in sorted(self.hiding) for name in self.cuts[place].tensors),
+            errors=tuple((self.cuts[place].tensors[-1], self.direct(place)) for place in places),
+        )
+
+    def _confirmed(self, high: int, wrong: Sequence[str]) -> bool:
+        """Whether an engine from the inputs to there shows it with no other outputs."""
+        if high == self.end:
+            return True  # it was seen in the engine in question
+        found = self._outputs_of(wrong, NOTHING) if self.builds < self.most else None
+        return found is not None and (max(self._distances(found).values()) > 1 or self._effect(found) > 1)
+
+
+def relative(got: NDArray[Any], want: NDArray[Any], rounded: NDArray[Any] | None, floor: float = 2e-3) -> float:
+    """Relative L2 of got - want, or a tenth of the largest error relative to the largest element, over 2 x that L2 of
+    rounded - want plus `floor`; infinite where NaN, Inf, a shape or an integer differs."""
+    if got.shape != want.shape:
+        return math.inf
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    if want.dtype.kind in "iub" or got.dtype.kind in "iub":
+        return math.inf if (a != b).any() else 0.0
+    finite = np.isfinite(b)
+    same = np.where(finite, np.isfinite(a), np.isnan(a) & np.isnan(b) | (a == b))
+    if not same.all():
+        return math.inf
+    a, b = a[finite], b[finite]
+    size = _size(b) or 1.0
+    twin = rounded.astype(np.float64)[finite] if rounded is not None and rounded.shape == want.shape else b
+    peak = float(np.abs(a - b).max(initial=0.0)) / (float(np.abs(b).max(initial=0.0)) or 1.0)
+    return max(_size(a - b) / size, peak / 10) / (2 * _size(twin - b) / size + floor)
+
+
+def _size(values: NDArray[Any]) -> float:
+    return math.sqrt(float(np.square(values).sum()))

@@ -1,0 +1,209 @@
+"""All that an engine of one model is compared with, made once, and the comparison of one set of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtconvert.accuracy import blame, metrics, references, rules, suspects
+from trtconvert.accuracy.results import Errors, OutputResult
+from trtconvert.accuracy.rules import Rule, Verdict
+from trtconvert.accuracy.running import Arrays, FirstThatRuns, ModelRun, Runnable, run_all
+from trtconvert.accuracy.suspects import Trial
+from trtconvert.errors import ConvertError
+from trtconvert.lowering.functions import inline_local
+from trtconvert.model import copy
+
+REFERENCE, TWIN = "reference", "twin"
+_SMALL = 256 << 20  # bytes of weights up to which fp64 costs little
+_QUANTIZERS = ("QuantizeLinear", "LayerNormGeluQuantize", "LayerNormQuantize", "DequantizeGeluQuantize")
+
+
+class Proof:
+    """Reference, twin and suspects of a model, ready to run.
+
+    model: the source, with function bodies for ops of ours. converted: the same in the engine's precision, if it was
+    converted; NaN and Inf that conversion brings are then faults. fusions: as the manifest has them, for messages.
+    """
+
+    def __init__(
+        self,
+        model: ModelProto,
+        folder: Path,
+        tolerance: float | None = None,
+        converted: ModelProto | None = None,
+        fusions: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.model, self.folder, self.tolerance, self.fusions = model, folder, tolerance, fusions
+        self.computed = converted if converted is not None else model
+        self.is_source = converted is None
+        self.precision = references.precision_of(self.computed)
+        products = self.precision in ("float32", "float64") and references.multiplies(self.computed)
+        self.compute = "tf32" if products else self.precision
+        self.rule = rules.RULES[self.compute]
+        widened = references.reference_of(model)
+        self.runs: dict[str, Runnable] = {
+            REFERENCE: self._reference(model, widened),
+            TWIN: ModelRun(references.twin_of(self.computed), folder),
+        }
+        self.suspects = {f"suspect {i}": suspect for i, suspect in enumerate(suspects.suspects(widened))}
+        self.trials: dict[tuple[str, str], Trial] = {}
+        self.runs |= {name: ModelRun(suspect.model, folder) for name, suspect in self.suspects.items()}
+        self._twin: tuple[Arrays, dict[str, Errors]] = ({}, {})  # outputs and their errors
+        self._first: str | None = None  # what makes NaN or Inf in the twin
+        self.quantized = {
+            value.name
+            for value in model.graph.output
+            if (node := blame.maker(model, value.name)) is not None and node.op_type in _QUANTIZERS
+        }
+
+    def _reference(self, model: ModelProto, widened: ModelProto) -> Runnable:
+        """In fp64 for an fp32 model that is small enough to, where onnxruntime takes it so."""
+        if references.precision_of(model) in ("float32", "int8") and references.weight_bytes(model) <= _SMALL:
+            try:
+                run = ModelRun(references.in_fp64(model), self.folder)
+                if not run.notice:
+                    return FirstThatRuns(run, lambda: ModelRun(widened, self.folder))
+            except ConvertError:  # ops that take two dtypes, of which fp64 is none
+                pass
+        return ModelRun(widened, self.folder)
+
+    @property
+    def reference(self) -> str:
+        """What is compared with, in words."""
+        run = self.runs[REFERENCE]
+        return references.IN_FP64 if isinstance(run, FirstThatRuns) and not run.fell_back else references.IN_FP32
+
+    @property
+    def notices(self) -> list[str]:
+        """What is to be told about how the models run."""
+        return [run.notice for run in self.runs.values() if isinstance(run, ModelRun) and run.notice]
+
+    def same_maths(self, model: ModelProto) -> ModelRun:
+        """Another writing of the source model, widened as the reference is."""
+        return ModelRun(references.reference_of(model), self.folder)
+
+    def run(self, others: Mapping[str, Runnable], feeds: Arrays) -> dict[str, Arrays]:
+        """Outputs of reference, twin and suspects, and of others, for the same inputs."""
+        return run_all({**self.runs, **others}, feeds)
+
+    def rows(
+        self, comparison: str, label: str, feeds: Arrays, outputs: Mapping[str, Arrays], plain: bool = False
+    ) -> Iterator[OutputResult]:
+        """Verdicts on outputs[comparison], output by output. plain: another writing of the same maths, which no twin excuses."""
+        expected, got = outputs[REFERENCE], outputs[comparison]
+        twin = {} if plain else outputs[TWIN]
+        rule = Rule(self.rule.name, rules.SAME_MATHS[self.compute], 0.0, self.rule.origin) if plain else self.rule
+        verdicts = {
+            name: rules.judge(
+                got.get(name),
+                want,
+                twin.get(name),
+                rule,
+                self.tolerance,
+                name in self.quantized,
+                self.is_source,
+                None if plain else self._of_twin(name, outputs),
+            )
+            for name, want in expected.items()
+        }
+        for name, verdict in verdicts.items():
+            told = [verdict.fault] if verdict.fault else []
+            if not plain and self.tolerance is None:
+                told += self._suspected(name, comparison, outputs)
+            node = ""
+            if told:
+                told += self._swapped(name, got, expected, verdicts)
+                node = self._blame(name, verdict, feeds)
+            yield OutputResult(
+                comparison,
+                label,
+                name,
+                verdict.errors,
+                verdict.limit,
+                "--tolerance" if self.tolerance is not None else rules.describe(rule, verdict.twin),
+                "; ".join(told),
+                verdict.twin,
+                verdict.first_bad,
+                node,
+                _evidence(got.get(name), expected[name]),
+            )
+
+    def rows_of_expected(
+        self, comparison: str, label: str, got: Arrays, expected: Arrays, outputs: Mapping[str, Arrays]
+    ) -> Iterator[OutputResult]:
+        """Verdicts on outputs against those that came with the inputs. They may differ by what the twin's precision costs, which
+        its distance to the reference tells."""
+        for name, want in expected.items():
+            allowed, rule = self.tolerance, "--tolerance"
+            if allowed is None and name in outputs[REFERENCE]:
+                cost = self._of_twin(name, outputs)
+                allowed = rules.limits(self.rule, outputs[REFERENCE][name], cost).rel_l2
+                rule = rules.describe(self.rule, cost)
+            verdict = rules.judge(got.get(name), want, None, self.rule, allowed, name in self.quantized)
+            yield OutputResult(
+                comparison,
+                label,
+                name,
+                verdict.errors,
+                verdict.limit,
+                rule,
+                verdict.fault,
+                first_bad=verdict.first_bad,
+                node=blame.made_by(self.model, name, self.fusions) if verdict.fault else "",
+                evidence=_evidence(got.get(name), want),
+            )
+
+    def _of_twin(self, name: str, outputs: Mapping[str, Arrays]) -> Errors | None:
+        if self._twin[0] is not outputs[TWIN]:
+            self._twin = (outputs[TWIN], {})
+        known, twin, want = self._twin[1], outputs[TWIN].get(name), outputs[REFERENCE][name]
+        if name not in known and twin is not None and twin.shape == want.shape:
+            known[name] = metrics.measure(twin, want)
+        return known.get(name)
+
+    def _suspected(self, name: str, comparison: str, outputs: Mapping[str, Arrays]) -> Iterator[str]:
+        """The suspects that explain the errors of the output on all inputs so far."""
+        got, want = outputs[comparison].get(name), outputs[REFERENCE][name]
+        if got is None or (want.dtype.kind in "iub" and name not in self.quantized) or not self.suspects:
+            return
+        trial = self.trials.setdefault((comparison, name), Trial(len(self.suspects)))
+        trial.hear(got, want, outputs[TWIN].get(name), [outputs[key][name] for key in self.suspects])
+        for number, share in trial.found():
+            suspect = [*self.suspects.values()][number]
+            nodes = ", ".join(suspect.nodes[:3]) + (f" and {len(suspect.nodes) - 3} more" if suspect.nodes[3:] else "")
+            yield f"it has {share:.2f} of what {suspect.says} would make: {nodes}"
+
+    def _swapped(self, name: str, got: Arrays, expected: Arrays, verdicts: Mapping[str, Verdict]) -> Iterator[str]:
+        """Whether it holds what belongs into another output."""
+        here = got.get(name)
+        if here is None or not verdicts[name].fault:
+            return
+        for other, want in expected.items():
+            alike = other != name and want.shape == here.shape and want.dtype.kind == expected[name].dtype.kind
+            if alike and verdicts[other].fault and not np.array_equal(want, expected[name]):
+                distance = metrics.measure(here, want).rel_l2
+                if distance <= (verdicts[other].limit or 0.0):
+                    yield f"it holds what belongs into {other}"
+
+    def _blame(self, name: str, verdict: Verdict, feeds: Arrays) -> str:
+        """The node that makes the output, or what first makes its NaN and Inf."""
+        node = blame.made_by(self.model, name, self.fusions)
+        made = f"made by {node}" if node else "no node makes it"
+        if "NaN or Inf where" not in verdict.fault:
+            return made
+        if self._first is None:
+            written = inline_local(copy(self.computed))
+            self._first = blame.source_of(references.twin_of(self.computed), self.folder, feeds, written)
+        return self._first or (
+            f"the same model in the same precision stays finite in onnxruntime: only the engine makes them, at {node}"
+        )
+
+
+def _evidence(got: NDArray[Any] | None, expected: NDArray[Any]) -> Any:
+    return metrics.evidence(got, expected) if got is not None and got.shape == expected.shape else None

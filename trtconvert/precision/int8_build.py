@@ -1,0 +1,79 @@
+"""--precision int8 in a build: the model is quantized before anything is fused, and the rest is cast afterwards if asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from trtconvert import calibration
+from trtconvert import model as onnx_model
+from trtconvert.custom_ops.custom import Custom
+from trtconvert.feeds.contract import Contract
+from trtconvert.manifest import model_io
+from trtconvert.op import Op
+from trtconvert.precision import int8
+from trtconvert.precision.convert import Conversion, Converted, Kept
+from trtconvert.precision.options import PrecisionOptions
+from trtconvert.shapes import Profile, Range
+
+
+class Int8(Conversion):
+    """A model quantized before fusing: `source` is the model with Q and DQ, whose floats stay or become float16."""
+
+    def __init__(
+        self,
+        options: PrecisionOptions,
+        model: ModelProto,
+        folder: Path,
+        profile: Profile,
+        custom: Custom,
+        ops: Sequence[type[Op]],
+    ) -> None:
+        points, values = (
+            {name: _points(given) for name, given in ranges.items()} for ranges in (profile.ranges, profile.values)
+        )
+        contract = Contract(model_io(model, "input"), [o.name for o in model.graph.output], points, values)
+        data = calibration.calibration(options.calib, model, folder, contract)
+        self.casts = options.name == "int8+fp16"
+        self.made = int8.quantize(
+            model,
+            folder,
+            lambda: data,
+            options.calib_method,
+            ops,
+            options.keep_fp32,
+            search=options.calib_search,
+            halves=self.casts,
+        )
+        rest = dataclasses.replace(options, name="fp16" if self.casts else "fp32")
+        super().__init__(rest, self.made.model, folder, profile, custom, (dict(feed) for feed in data))
+        if not self.casts:
+            self.kind = dataclasses.replace(self.kind, dtype="")  # whatever the model's is
+        self.told = list(self.made.notes)
+        if options.calib is None:
+            self.told.insert(
+                0, "int8 scales were measured on random data, unlike what the model will see: give --calib"
+            )
+        self.calibration: dict[str, Any] = {
+            "method": options.calib_method,
+            "data": data.source,
+            "samples": self.made.samples,
+            "digest": data.digest(),
+            "random": options.calib is None,
+        }
+
+    def apply(self, model: ModelProto, profile: Profile, interior: bool = False) -> Converted:
+        """See Conversion. For int8 alone the model as it is: it has its Q and DQ."""
+        if not self.casts:
+            kept = [Kept(name, op, f"not int8: {reason}") for name, (op, reason) in self.made.left.items()]
+            return Converted(onnx_model.copy(model), kept, self.calibration, self.told)
+        cast = super().apply(model, profile, interior)
+        return dataclasses.replace(cast, calibration=self.calibration, notes=[*self.told, *cast.notes])
+
+
+def _points(given: Range) -> Mapping[str, Sequence[int]]:
+    return {"min": given.min, "opt": given.opt, "max": given.max}

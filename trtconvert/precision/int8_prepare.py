@@ -1,0 +1,125 @@
+"""A model made ready for int8: an operator set that has what Q and DQ need, functions opened, batch norms in the convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, numpy_helper, version_converter
+
+from trtconvert import graph as onnx_graph
+from trtconvert import model as onnx_model
+from trtconvert.bodies import is_ours, raise_ir, retain
+from trtconvert.errors import ConvertError
+from trtconvert.graph import GraphView
+from trtconvert.lower import name_nodes
+from trtconvert.lowering.functions import inline_local
+from trtconvert.model import STANDARD_DOMAINS
+from trtconvert.precision.int8_weights import constant
+
+_PER_CHANNEL, _HALF = 13, 19  # the first opsets whose QuantizeLinear takes a scale a channel, and float16
+
+
+def prepare(model: ModelProto, folder: Path, halves: bool = False) -> ModelProto:
+    """A copy of the same meaning in which every node has a name of its own.
+
+    halves: it is to take float16. ConvertError if its operator set is too old and ONNX cannot raise it.
+    """
+    copy = inline_local(onnx_model.copy(model), lambda f: not is_ours(f.domain))
+    halves |= any(t.data_type == onnx.TensorProto.FLOAT16 for t in copy.graph.initializer)
+    copy = _raised(copy, _HALF if halves else _PER_CHANNEL)
+    name_nodes(copy)
+    for view in onnx_graph.views(copy, folder)[:1]:
+        _fold_batch_norms(view)
+    return copy
+
+
+def _raised(model: ModelProto, opset: int) -> ModelProto:
+    """The model in that opset at least. Weights take no part, so that those in other files stay there."""
+    if onnx_model.opset(model) >= opset:
+        return model
+    bare = onnx_model.skeleton(model)
+    small = {t.name for t in bare.graph.initializer}
+    functions = list(bare.functions)
+    del bare.functions[:]
+    try:
+        raised = version_converter.convert_version(bare, opset)
+    except (RuntimeError, ValueError, version_converter.ConvertError) as error:
+        raise ConvertError(
+            f"int8 needs opset {opset} and the model has {onnx_model.opset(model)}, which ONNX cannot raise: "
+            f"{str(error).splitlines()[0][:200]}",
+            fix=f"export the model with opset {opset} or newer",
+        ) from error
+    del raised.graph.input[:]
+    raised.graph.input.extend(model.graph.input)
+    raised.graph.initializer.extend(t for t in model.graph.initializer if t.name not in small)
+    raise_ir(raised)
+    raised.functions.extend(functions)
+    return raised
+
+
+def _fold_batch_norms(view: GraphView) -> None:
+    """BatchNormalization behind a Conv that nothing else reads goes into the Conv's weight and bias, which int8 then holds.
+
+    W' = W * k, b' = (b - mean) * k + B with k = scale / sqrt(var + epsilon). Source: Jacob et al., arXiv:1712.05877.
+    """
+    gone: list[str] = []
+    names = {t.name for t in view.graph.initializer} | set(view.producers) | {i.name for i in view.graph.input}
+    for norm in view.nodes:
+        conv = _conv_before(view, norm)
+        if conv is not None and _fold(view, conv, norm, names):
+            gone.append(norm.name)
+    retain(view.graph.node, lambda node: node.name not in gone)
+    drop_unread(view.graph)
+
+
+def _conv_before(view: GraphView, norm: NodeProto) -> NodeProto | None:
+    if norm.op_type != "BatchNormalization" or norm.domain not in STANDARD_DOMAINS:
+        return None
+    if len([o for o in norm.output if o]) > 1 or view.attributes(norm).get("training_mode", 0):
+        return None
+    conv = view.producer(norm.input[0])
+    alone = len(view.consumers.get(norm.input[0], [])) == 1 and norm.input[0] not in view.outputs
+    if (
+        conv is None
+        or not alone
+        or conv.op_type not in ("Conv", "ConvTranspose")
+        or conv.domain not in STANDARD_DOMAINS
+    ):
+        return None
+    grouped = conv.op_type == "ConvTranspose" and view.attributes(conv).get("group", 1) != 1
+    return None if grouped else conv
+
+
+def _fold(view: GraphView, conv: NodeProto, norm: NodeProto, names: set[str]) -> bool:
+    weight = constant(view, conv.input[1])
+    bias = constant(view, conv.input[2]) if len(conv.input) > 2 and conv.input[2] else np.float32(0)
+    values = [constant(view, name) for name in norm.input[1:5]]
+    if weight is None or bias is None or any(v is None for v in values):
+        return False
+    scale, shift, mean, var = (np.asarray(v, np.float64) for v in values)
+    factor = scale / np.sqrt(var + float(view.attributes(norm)["epsilon"]))
+    axis = 0 if conv.op_type == "Conv" else 1
+    along = factor.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
+    made = {"weight": weight * along, "bias": (np.asarray(bias, np.float64) - mean) * factor + shift}
+    inputs = [conv.input[0]]
+    for what, value in made.items():
+        name, count = f"{conv.name}_{what}_folded", 1
+        while name in names:
+            name, count = f"{conv.name}_{what}_folded_{count}", count + 1
+        names.add(name)
+        view.graph.initializer.append(numpy_helper.from_array(value.astype(weight.dtype), name))
+        inputs.append(name)
+    del conv.input[:]
+    conv.input.extend(inputs)
+    conv.output[0] = norm.output[0]
+    return True
+
+
+def drop_unread(graph: GraphProto, spared: Collection[str] = ()) -> None:
+    """Initializers that no node reads go."""
+    read = {name for node in graph.node for name in (*node.input, *onnx_model.captured(node))}
+    read |= {o.name for o in graph.output} | {i.name for i in graph.input} | set(spared)
+    retain(graph.initializer, lambda t: t.name in read)
