@@ -52,14 +52,32 @@ def measure(model: ModelProto, folder: Path, feeds: Iterable[Mapping[str, NDArra
             f"in opset {onnx_model.opset(model)} values are not measured, from {_FIRST_OPSET} on they are"
         )
     found: dict[str, Extent] = {}
+    fault = "there are no inputs to run it on"
     try:
         probes = _Probes(model, folder)
-        for feed in feeds:
-            for name, extent in probes.run(feed):
-                found[name] = found[name].join(extent) if name in found else extent
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
-        raise ConvertError(f"onnxruntime cannot run it: {next(iter(str(error).splitlines()), '')}") from error
+        raise _not_run(_first_line(error)) from error
+    runs = 0
+    for feed in feeds:
+        try:
+            told = list(probes.run(feed))
+        except Exception as error:  # noqa: BLE001  the same; sizes at min or max need not go together
+            fault = _first_line(error)
+            continue
+        runs += 1
+        for name, extent in told:
+            found[name] = found[name].join(extent) if name in found else extent
+    if not runs:
+        raise _not_run(fault)
     return found
+
+
+def _not_run(why: str) -> ConvertError:
+    return ConvertError(f"onnxruntime cannot run it: {why}")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 class _Probes:
