@@ -25,9 +25,9 @@ _NEGLIGIBLE = 1e-9  # relative squared error of the outputs
 def sensitive(model: ModelProto, folder: Path, samples: Samples, tensors: Collection[str]) -> dict[str, str]:
     """Of these tensors those to leave float, the worst first, each with the reason.
 
-    model: with their Q and DQ. The error of a tensor is what its Q and DQ alone change in the outputs, squared and relative to them,
-    on the first samples; int8 is given up where it is more than 8 times the median of all tensors, for at most 15 % of them.
-    The model is run once per tensor and sample.
+    model: with their Q and DQ. The error of a tensor is what its Q and DQ alone change in the outputs, squared and relative to
+    them, on the first samples; int8 is given up where it is more than 8 times the median of all tensors, for at most 15 % of
+    them. The model is run once per tensor and sample.
     """
     gated, gates = _gated(model, folder, tensors)
     if len(gates) < 3:
