@@ -188,8 +188,6 @@ def table(case: Classifier, source: Path, count: int, wanted: str, on_gpu: bool)
             run(found, case, data, want)
     searched = [row for row in found if "search" in row.name]
     return [[row.cells.get(column, "") for column in HEADER] for row in found], all(row.good for row in searched)
-        row.good for row in found if "search" in row.name
-    )
 
 
 def main() -> None:
