@@ -51,11 +51,15 @@ template <int N> __device__ __forceinline__ float element(const Pack<__nv_bfloat
     return to_float(v.item[i]);
 }
 
-// Writes the elements by one instruction. A plain assignment would take int8 apart and put them together again; for wider types it
-// is the faster one.
+// Writes the elements by one instruction. A plain assignment may be taken apart, int8 into bytes and wider types into words: that, and
+// addresses of 64 bits, cost layer_norm_planes 1.4 instead of 1.2 times the floor on an H200 (float16, 16 x 512 x 8000).
 template <typename T, int N> __device__ __forceinline__ void store(T* to, const Pack<T, N>& v) {
-    if constexpr (sizeof(T) == 1 && N == 8) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(&v);
-    else if constexpr (sizeof(T) == 1 && N == 4) *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(&v);
+    constexpr int BYTES = sizeof(T) * N;
+    const unsigned* word = reinterpret_cast<const unsigned*>(&v);
+    if constexpr (BYTES == 16)
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]));
+    else if constexpr (BYTES == 8) asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(word[0]), "r"(word[1]));
+    else if constexpr (BYTES == 4) asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(word[0]));
     else *reinterpret_cast<Pack<T, N>*>(to) = v;
 }
 
@@ -105,8 +109,21 @@ template <int SIZE> __device__ __forceinline__ float block_sum(float v) {
 
 using Vector = Pack<IO, VECTOR>;  // what a thread reads or writes at once
 
-// A vector by one access (WIDE: all of it is there, and aligned), or the first `number` of its elements one by one.
-template <bool WIDE> __device__ __forceinline__ Vector read(const IO* from, int number) {
+// A block's number as quotient and rest by a count of blocks, in 32 bits: a division in 64 takes a hundred instructions, and nothing
+// is read before it.
+struct Split {
+    unsigned quotient, rest;
+    __device__ __forceinline__ Split(unsigned block, int64 count)
+        : quotient(block / unsigned(count)), rest(block - quotient * unsigned(count)) {}
+};
+
+// A vector by one access (WIDE: all of it is there, and aligned), or the first `number` of its elements one by one. ONCE: it leaves
+// the cache first.
+template <bool WIDE, bool ONCE = false> __device__ __forceinline__ Vector read(const IO* from, int number) {
+    if constexpr (WIDE && ONCE) {
+        const uint4 bytes = __ldcs(reinterpret_cast<const uint4*>(from));
+        return *reinterpret_cast<const Vector*>(&bytes);
+    }
     if constexpr (WIDE) return *reinterpret_cast<const Vector*>(from);
     Vector v;
 #pragma unroll

@@ -3,56 +3,48 @@
 // -D LAST: 1 for x [N, positions, C], 0 for x [N, C, positions]. Two reads and one write, the second read in reverse, so that what
 // was read last comes from L2; sums go to memory, each block to its own place, so that the result is always the same.
 //
-// LAST: global_response_norm_squares, sums of slices of the positions; global_response_norm_norms, g; global_response_norm_apply.
+// LAST: global_response_norm_squares, sums of slices of the positions; global_response_norm_factors, nx; global_response_norm_apply.
 // not LAST: global_response_norm_rows, g; global_response_norm_planes.
 #include "common.cuh"
 
 constexpr int THREADS = 256;
 
 // What a channel's elements are multiplied with: y = x * factor + bias.
-__device__ __forceinline__ float factor_of(float norm, float mean, float epsilon, IO scale) {
-    return fmaf(to_float(scale), norm / (mean + epsilon), 1.0f);
-}
-
-// Mean over the channels of a sample's norms, the same in all threads of the block.
-__device__ __forceinline__ float mean_of(const float* norms, int64 channels) {
-    float sum = 0.0f;
-    for (int64 c = threadIdx.x; c < channels; c += THREADS) sum += norms[c];
-    return block_sum<THREADS>(sum) / float(channels);
-}
+__device__ __forceinline__ float factor_of(float nx, IO scale) { return fmaf(to_float(scale), nx, 1.0f); }
 
 #if LAST
 
-// A block takes X * VECTOR channels (-D X) of Y positions at once; threads from X * Y on have no part in that.
+// A block takes X vectors of channels (-D X) of Y positions at once; threads from X * Y on have no part in that.
 constexpr int Y = THREADS / X;
-template <bool WIDE> constexpr int BATCH = WIDE ? 4 : 1;  // positions of a thread that are read at once
 
 // A thread's part of the work: slice `slice` of sample n.
 struct Part {
     int64 n, slice, chunk, channel, first, end;  // channels from `chunk` on, the thread's own; positions first to end
     int row, number;                             // which of the Y positions; how many channels
 
-    __device__ __forceinline__ Part(int64 block, int64 chunks, int64 slices, int64 per_slice, int64 positions, int64 channels) {
-        chunk = block % chunks * X * VECTOR;
+    __device__ __forceinline__ Part(unsigned block, int64 chunks, int64 slices, int64 per_slice, int64 positions, int64 channels) {
+        const Split of_chunks(block, chunks), of_slices(of_chunks.quotient, slices);
+        chunk = int64(of_chunks.rest) * X * VECTOR;
         channel = chunk + threadIdx.x % X * VECTOR;
         row = threadIdx.x / X;
-        slice = block / chunks % slices;
-        n = block / chunks / slices;
+        slice = of_slices.rest;
+        n = of_slices.quotient;
         first = slice * per_slice;
         end = min(positions, first + per_slice);
         number = row < Y ? int(max(int64(0), min(channels - channel, int64(VECTOR)))) : 0;
     }
 };
 
-template <bool WIDE>
+template <bool WIDE, bool ONCE>
 __device__ __forceinline__ void add_squares(float (&sum)[VECTOR], const IO* from, const Part& part, int64 channels) {
-    for (int64 s = part.first + part.row; s < part.end; s += Y * BATCH<WIDE>) {
-        Vector batch[BATCH<WIDE>];
+    constexpr int BATCH = WIDE ? 7 : 1;  // positions that are read at once
+    for (int64 s = part.first + part.row; s < part.end; s += Y * BATCH) {
+        Vector batch[BATCH];
 #pragma unroll
-        for (int r = 0; r < BATCH<WIDE>; ++r)
-            if (s + r * Y < part.end) batch[r] = read<WIDE>(from + (s + r * Y) * channels, part.number);
+        for (int r = 0; r < BATCH; ++r)
+            if (s + r * Y < part.end) batch[r] = read<WIDE, ONCE>(from + (s + r * Y) * channels, part.number);
 #pragma unroll
-        for (int r = 0; r < BATCH<WIDE>; ++r) {
+        for (int r = 0; r < BATCH; ++r) {
             if (s + r * Y >= part.end) continue;
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) {
@@ -63,17 +55,18 @@ __device__ __forceinline__ void add_squares(float (&sum)[VECTOR], const IO* from
     }
 }
 
-// grid: chunks of the channels, for each slice, for each sample. squares [N, slices, C].
+// grid: chunks of the channels, for each slice, for each sample; the last `kept` blocks leave x in L2. squares [N, slices, C].
 extern "C" __global__ void __launch_bounds__(THREADS)
 global_response_norm_squares(const IO* __restrict__ x, float* __restrict__ squares, int64 positions, int64 channels, int64 chunks,
-                             int64 slices, int64 per_slice) {
+                             int64 slices, int64 per_slice, int64 kept) {
     __shared__ float sums[Y][X * VECTOR];
     const Part part(blockIdx.x, chunks, slices, per_slice, positions, channels);
     const IO* from = x + part.n * positions * channels + part.channel;
     float sum[VECTOR] = {};
     if (part.number > 0) {
-        if (channels % VECTOR == 0 && aligned<16>(x)) add_squares<true>(sum, from, part, channels);
-        else add_squares<false>(sum, from, part, channels);
+        if (channels % VECTOR != 0 || !aligned<16>(x)) add_squares<false, false>(sum, from, part, channels);
+        else if (gridDim.x - blockIdx.x <= kept) add_squares<true, false>(sum, from, part, channels);
+        else add_squares<true, true>(sum, from, part, channels);
     }
     if (part.row < Y)
 #pragma unroll
@@ -86,32 +79,46 @@ global_response_norm_squares(const IO* __restrict__ x, float* __restrict__ squar
     }
 }
 
-// block: 32 channels by 8 slices at a time. grid: 32 channels each of all samples. norms [N, C].
-extern "C" __global__ void __launch_bounds__(THREADS)
-global_response_norm_norms(const float* __restrict__ squares, float* __restrict__ norms, int64 channels, int64 slices) {
-    __shared__ float sums[8][32];
-    const int64 chunks = (channels + 31) / 32, n = blockIdx.x / chunks, c = blockIdx.x % chunks * 32 + threadIdx.x;
-    float sum = 0.0f;
-    if (c < channels)
+// block: COLUMNS channels at a time, their slices shared by SHARES threads. grid: one for each sample. factors [N, C].
+constexpr int COLUMNS = 256, SHARES = 4;
+extern "C" __global__ void __launch_bounds__(COLUMNS * SHARES)
+global_response_norm_factors(const float* __restrict__ squares, float* __restrict__ factors, int64 channels, int64 slices,
+                             float epsilon) {
+    __shared__ float sums[SHARES][COLUMNS];
+    const int column = threadIdx.x % COLUMNS, share = threadIdx.x / COLUMNS;
+    squares += blockIdx.x * slices * channels;
+    factors += blockIdx.x * channels;
+    float norms = 0.0f;
+    for (int64 first = 0; first < channels; first += COLUMNS) {
+        const int64 c = first + column;
+        float sum = 0.0f;
+        if (c < channels)
 #pragma unroll 4
-        for (int64 s = threadIdx.y; s < slices; s += 8) sum += squares[(n * slices + s) * channels + c];
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y > 0 || c >= channels) return;
-    for (int y = 1; y < 8; ++y) sum += sums[y][threadIdx.x];
-    norms[n * channels + c] = sqrtf(sum);
+            for (int64 s = share; s < slices; s += SHARES) sum += squares[s * channels + c];
+        __syncthreads();  // the sums before may still be read
+        sums[share][column] = sum;
+        __syncthreads();
+        if (share > 0 || c >= channels) continue;
+#pragma unroll
+        for (int other = 1; other < SHARES; ++other) sum += sums[other][column];
+        norms += factors[c] = sqrtf(sum);
+    }
+    const float mean = block_sum<COLUMNS * SHARES>(norms) / float(channels);
+    if (share == 0)
+        for (int64 c = column; c < channels; c += COLUMNS) factors[c] = factors[c] / (mean + epsilon);
 }
 
 template <bool WIDE>
 __device__ __forceinline__ void apply(const IO* from, IO* to, const Part& part, int64 channels, const float (&factor)[VECTOR],
                                       const float (&shift)[VECTOR]) {
-    for (int64 s = part.end - 1 - part.row; s >= part.first; s -= Y * BATCH<WIDE>) {
-        Vector batch[BATCH<WIDE>];
+    constexpr int BATCH = WIDE ? 4 : 1;
+    for (int64 s = part.end - 1 - part.row; s >= part.first; s -= Y * BATCH) {
+        Vector batch[BATCH];
 #pragma unroll
-        for (int r = 0; r < BATCH<WIDE>; ++r)
+        for (int r = 0; r < BATCH; ++r)
             if (s - r * Y >= part.first) batch[r] = read<WIDE>(from + (s - r * Y) * channels, part.number);
 #pragma unroll
-        for (int r = 0; r < BATCH<WIDE>; ++r) {
+        for (int r = 0; r < BATCH; ++r) {
             if (s - r * Y < part.first) continue;
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i)
@@ -121,20 +128,18 @@ __device__ __forceinline__ void apply(const IO* from, IO* to, const Part& part, 
     }
 }
 
-// grid: as for the squares, from the last to the first, and so the positions of each.
+// grid: as for the squares, with slices of its own, from the last to the first, and so the positions of each.
 extern "C" __global__ void __launch_bounds__(THREADS)
 global_response_norm_apply(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias,
-                           const float* __restrict__ norms, IO* __restrict__ y, int64 positions, int64 channels, int64 chunks,
-                           int64 slices, int64 per_slice, float epsilon) {
+                           const float* __restrict__ factors, IO* __restrict__ y, int64 positions, int64 channels, int64 chunks,
+                           int64 slices, int64 per_slice) {
     const Part part(gridDim.x - 1 - blockIdx.x, chunks, slices, per_slice, positions, channels);
-    norms += part.n * channels;
-    const float mean = mean_of(norms, channels);
     if (part.number == 0) return;
     float factor[VECTOR], shift[VECTOR];
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) {
         const int64 c = part.channel + min(i, part.number - 1);  // beyond the last: not used
-        factor[i] = factor_of(norms[c], mean, epsilon, scale[c]);
+        factor[i] = factor_of(factors[part.n * channels + c], scale[c]);
         shift[i] = to_float(bias[c]);
     }
     const int64 offset = part.n * positions * channels + part.channel;
@@ -174,13 +179,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 global_response_norm_planes(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias,
                             const float* __restrict__ norms, IO* __restrict__ y, int64 positions, int64 channels, int64 chunks,
                             int64 per_block, float epsilon) {
-    const int64 block = gridDim.x - 1 - blockIdx.x, n = block / chunks, first = block % chunks * per_block;
+    const Split block(gridDim.x - 1 - blockIdx.x, chunks);
+    const int64 n = block.quotient, first = block.rest * per_block;
     const int lane = threadIdx.x & 31;
     norms += n * channels;
-    const float mean = mean_of(norms, channels);
+    float sum = 0.0f;
+    for (int64 c = threadIdx.x; c < channels; c += THREADS) sum += norms[c];
+    const float mean = block_sum<THREADS>(sum) / float(channels);
     const bool wide = positions % VECTOR == 0 && aligned<16>(x) && aligned<16>(y);
     for (int64 c = min(channels, first + per_block) - 1 - threadIdx.x / 32; c >= first; c -= WARPS) {
-        const float factor = factor_of(norms[c], mean, epsilon, scale[c]), shift = to_float(bias[c]);
+        const float factor = factor_of(norms[c] / (mean + epsilon), scale[c]), shift = to_float(bias[c]);
         const int64 offset = (n * channels + c) * positions;
         if (wide) {
             const int64 vectors = positions / VECTOR;

@@ -213,9 +213,10 @@ struct Slice {
     int64 group;
     unsigned first, end;  // elements of the group
 
-    __device__ __forceinline__ Slice(int64 block, int64 slices, int64 tiles, int64 length) {
-        group = block / slices;
-        const int64 from = block % slices * tiles * TILE;
+    __device__ __forceinline__ Slice(unsigned number, int64 slices, int64 tiles, int64 length) {
+        const Split block(number, slices);
+        group = block.quotient;
+        const int64 from = block.rest * tiles * TILE;
         first = unsigned(from);
         end = unsigned(min(length, from + tiles * TILE));
     }
@@ -300,7 +301,7 @@ group_norm_silu_apply(const IO* __restrict__ x, const IO* __restrict__ scale, co
     const Slice slice(gridDim.x - 1 - blockIdx.x, slices, tiles, length);
     const IO* from = x + slice.group * length;
     IO* to = y + slice.group * length;
-    const int64 channel = slice.group % groups * (length / spatial);
+    const int64 channel = Split(unsigned(slice.group), groups).rest * int64(unsigned(length) / unsigned(spatial));
     Finish finish{to_float(from[0]), 0.0f, 0.0f, scale + channel, bias + channel, unsigned(spatial)};
     auto merge = [&] {
         const float2 found = merged(statistics + slice.group * slices, slices, float(tiles) * float(TILE), float(length));

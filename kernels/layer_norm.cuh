@@ -201,11 +201,12 @@ __device__ __forceinline__ void tile_in_registers(const IO* x, const IO* scale, 
     auto mine = [&](int r) { return (r + 1) * GROUP <= CHANNELS || r * GROUP + share < CHANNELS; };
     Positions own;
     In value[ROUNDS];
-    const int64 step = GROUP * positions;  // for many rounds a pointer that moves on; for few, their addresses at once
-    const IO* from = x + share * positions;
+    const int step = int(positions);  // a tensor of TensorRT has less than 2^31 elements; in 64 bits addresses take too many registers
+    const int64 start = int64(share) * step;
+    auto at = [&](int r) { return start + int64(r * GROUP) * step; };
 #pragma unroll
-    for (int r = 0; r < ROUNDS; ++r, from += step)
-        if (mine(r) && inside) value[r] = *reinterpret_cast<const In*>(WIDTH == 1 ? from : x + (r * GROUP + share) * positions);
+    for (int r = 0; r < ROUNDS; ++r)
+        if (mine(r) && inside) value[r] = *reinterpret_cast<const In*>(x + at(r));
     // Scale and bias are fetched while x is on its way: 1.1 instead of 1.4 times the floor for float data on an H200, but for
     // 16-bit data in accesses of 16 bytes 1.3 instead of 1.2.
     constexpr bool FETCHED = sizeof(IO) == 4 || WIDTH == 1;
@@ -222,14 +223,13 @@ __device__ __forceinline__ void tile_in_registers(const IO* x, const IO* scale, 
     for (int r = 0; r < ROUNDS; ++r)
         if (mine(r)) keep_packed(value[r]), own.add_squares(value[r]);
     own.to_rstd(1.0f / CHANNELS, epsilon, parts);
-    OUT* to = y + share * positions;
 #pragma unroll
-    for (int r = 0; r < ROUNDS; ++r, to += step) {
+    for (int r = 0; r < ROUNDS; ++r) {
         int c = r * GROUP + share;
         if (!mine(r) || !inside) break;
         keep_packed(value[r]);
         float2 a = FETCHED ? affine[c] : float2{to_float(scale[c]), to_float(bias[c])};
-        store(WIDTH == 1 ? to : y + c * positions, own.apply(value[r], a.x, a.y, inverse));
+        store(y + at(r), own.apply(value[r], a.x, a.y, inverse));
     }
 }
 #endif
@@ -239,8 +239,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
 layer_norm_planes(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias, OUT* __restrict__ y,
                   int64 positions, int64 channels, float epsilon, float inverse) {
     __shared__ float parts[PARTS > 1 ? (PARTS + 1) * TILE : 1];
-    int64 tiles = (positions + TILE - 1) / TILE;
-    int64 n = blockIdx.x / tiles, first = (blockIdx.x % tiles) * TILE + threadIdx.x % LANES * WIDTH;
+    const Split block(blockIdx.x, (positions + TILE - 1) / TILE);
+    int64 n = block.quotient, first = int64(block.rest) * TILE + threadIdx.x % LANES * WIDTH;
     const IO* from = x + n * channels * positions + first;
     OUT* to = y + n * channels * positions + first;
 #if CHANNELS > 0

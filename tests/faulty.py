@@ -67,6 +67,17 @@ class Chain:
         scale, zero = self.weight(np.array(0.05, np.float32)), self.weight(np.array(128, np.uint8))
         return self.node("", "DequantizeLinear", self.node(kind, "QuantizeLinear", x, scale, zero), scale, zero)
 
+    def plain(self, kind: str) -> None:
+        """LayerNorm, GELU or a product with a bias, without x."""
+        x, d = self.last, self.width
+        if kind == "norm":
+            self.last = self._norm(x)
+        elif kind == "gelu":
+            self.last = self.node("gelu", "Gelu", x)
+        else:
+            weight = self.weight(self._normal(d, d) / np.float32(np.sqrt(d)))
+            self.last = self.node("", "Add", self.node("matmul", "MatMul", x, weight), self.floats(d))
+
     def model(self) -> ModelProto:
         graph = helper.make_graph(
             self.nodes,

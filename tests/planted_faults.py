@@ -8,37 +8,51 @@ Each fault changes a constant or an op, as an engine would that has it wrong.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
+from trtconvert.accuracy.proof import Proof
+from trtconvert.accuracy.references import twin_of
+from trtconvert.accuracy.results import OutputResult
+from trtconvert.accuracy.running import ModelRun, Runnable
 from trtconvert.model import elem_type, numpy_dtype
 
-ROWS, WIDTH, COLUMNS, WORDS = 16, 64, 4096, 50
+ROWS, WIDTH, COLUMNS, WORDS = 8, 64, 4096, 50
 DTYPES = ("float32", "float16", "int8")
 CLEAN = ""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, and the node that is to blame."""
+    """What is wrong, the outputs that it reaches, what the message says of each, and the node that is to blame."""
 
     name: str
+    outputs: tuple[str, ...]
+    says: str
     node: str
 
 
+_BEHIND_NORM, _ALL = ("logits", "right"), ("logits", "left", "right")
 FAULTS = (
-    Fault("epsilon off", "add_epsilon"),
-    Fault("transposed weights", "project"),
-    Fault("tanh for erf", "erf"),
-    Fault("clamped ids", "embed"),
-    Fault("uint8 zero point", "dequantize"),
-    Fault("one wrong channel", "head"),
-    Fault("NaN at the tail", "head"),
-    Fault("swapped outputs", ""),
+    Fault("epsilon off", _BEHIND_NORM, "of what epsilon 100 times as large would make: add_epsilon", "add_epsilon"),
+    Fault("transposed weights", _ALL, "relative L2", "project"),
+    Fault("tanh for erf", _BEHIND_NORM, "of what GELU by tanh where the model says erf would make: erf", "erf"),
+    Fault("clamped ids", _ALL, "relative L2", "embed"),
+    Fault("uint8 zero point", _ALL, "relative L2", "dequantize"),
+    Fault("one wrong channel", ("logits",), "made by head (MatMul)", "head"),
+    Fault(
+        "NaN at the tail",
+        ("logits",),
+        "stays finite in onnxruntime: only the engine makes them, at head (MatMul)",
+        "head",
+    ),
+    Fault("swapped outputs", ("left", "right"), "it holds what belongs into", ""),
 )
 
 
@@ -51,9 +65,51 @@ def feeds(seed: int, dtype: str) -> dict[str, NDArray[Any]]:
     return {"ids": ids, "x": x, "image": random.integers(0, 256, (ROWS, WIDTH), np.uint8)}
 
 
-def model(dtype: str, fault: str = CLEAN) -> ModelProto:
-    """The model in that compute type, right or with the fault of that name."""
-    return _Writer(dtype, fault).model()
+def model(dtype: str, fault: str = CLEAN, split: bool = False) -> ModelProto:
+    """The model in that compute type, right or with the fault of that name. split: products as sums of two, over halves of
+    what they sum, as engines may compute them."""
+    return _Writer(dtype, fault, split).model()
+
+
+def stand_ins(dtype: str) -> dict[str, dict[str, ModelRun]]:
+    """Models in onnxruntime that stand for engines, by fault and style: "few" roundings, as onnxruntime makes; "many", as an
+    engine that fuses nothing; "split", as many, with products as sums of two."""
+    here = Path()
+    engines = {f.name: {"few": ModelRun(model(dtype, f.name), here)} for f in FAULTS}
+    for name in ("epsilon off", "tanh for erf"):
+        engines[name]["split"] = ModelRun(twin_of(model(dtype, name, split=True)), here)
+    engines[CLEAN] = {
+        "few": ModelRun(model(dtype), here),
+        "many": ModelRun(twin_of(model(dtype)), here),
+        "split": ModelRun(twin_of(model(dtype, split=True)), here),
+    }
+    return engines
+
+
+def missed(proof: Proof, seeds: int, dtype: str, engines: Mapping[str, Mapping[str, Runnable]]) -> list[str]:
+    """What goes wrong when engines of each fault (CLEAN among them), by style, run on that many inputs: faults that pass or
+    whose message names another node, and false alarms."""
+    wrong = []
+    runs = {f"{fault}|{style}": run for fault, styles in engines.items() for style, run in styles.items()}
+    for seed in range(seeds):
+        given = feeds(seed, dtype)
+        outputs = proof.run(runs, given)
+        proof.trials.clear()  # each input has to show it alone
+        for name in runs:
+            rows = [*proof.rows(name, f"seed {seed}", given, outputs)]
+            wrong += [f"{dtype} {name} seed {seed}: {fault}" for fault in _unsaid(name.split("|")[0], rows)]
+    return wrong
+
+
+def _unsaid(fault: str, rows: Sequence[OutputResult]) -> list[str]:
+    """What the rows should say of an engine with that fault and do not."""
+    said = {row.output: f"{row.fault}; {row.node}" for row in rows if not row.passed}
+    if fault == CLEAN:
+        return [f"false alarm: {output}: {text}" for output, text in said.items()]
+    meant = next(f for f in FAULTS if f.name == fault)
+    if not said or not {*said} <= {*meant.outputs}:
+        return [f"{sorted(said)} failed, expected some of {sorted(meant.outputs)}"]
+    return [f"{output}: {text!r} lacks {meant.says!r}" for output, text in said.items() if meant.says not in text]
 
 
 def _float(dtype: str) -> Any:
@@ -61,8 +117,8 @@ def _float(dtype: str) -> Any:
 
 
 class _Writer:
-    def __init__(self, dtype: str, fault: str) -> None:
-        self.dtype, self.fault = dtype, fault
+    def __init__(self, dtype: str, fault: str, split: bool) -> None:
+        self.dtype, self.fault, self.split = dtype, fault, split
         self.nodes: list[NodeProto] = []
         self.weights: list[Any] = []
         self.random = np.random.default_rng(11)
@@ -78,6 +134,12 @@ class _Writer:
 
     def product(self, x: str, matrix: NDArray[Any], name: str) -> str:
         """x by a matrix; int8: both quantized, per tensor and per column."""
+        if self.split and self.dtype != "int8":
+            half, names = len(matrix) // 2, [f"{name}_x_0", f"{name}_x_1"]
+            self.nodes.append(helper.make_node("Split", [x], names, axis=-1, num_outputs=2, name=f"{name}_split"))
+            parts = [self.constant(f"{name}_w_{i}", m) for i, m in enumerate((matrix[:half], matrix[half:]))]
+            sums = [self.add("MatMul", [names[i], parts[i]], f"{name}_{i}") for i in range(2)]
+            return self.add("Add", sums, name)
         if self.dtype != "int8":
             return self.add("MatMul", [x, self.constant(f"{name}_w", matrix)], name)
         step = self.constant(f"{name}_x_scale", 5 / 127)

@@ -29,11 +29,12 @@ Wreck = Callable[[ModelProto], ModelProto]
 def search(model: ModelProto, wreck: Wreck, feeds: Arrays, distance: Callable[..., float] = close) -> Wrong:
     """What is found in a model that every engine runs as `wreck` leaves it."""
 
-    def run(marked: ModelProto) -> Arrays:
-        return reference.run(wreck(marked), HERE, {i.name: feeds[i.name] for i in marked.graph.input})
+    def run(marked: ModelProto, given: Arrays) -> Arrays:
+        known = {**feeds, **given}
+        return reference.run(wreck(marked), HERE, {i.name: known[i.name] for i in marked.graph.input})
 
     right = Parts(model, HERE)
-    wrong = bisect(Suspect(model, run, run(model), right.dtypes), right, None, feeds, distance)
+    wrong = bisect(Suspect(model, run, run(model, {}), right.dtypes), right, None, feeds, distance)
     assert wrong.builds <= math.log2(len(model.graph.node)) + 3
     return wrong
 
@@ -209,13 +210,14 @@ def test_tensors_that_cannot_be_outputs_after_all() -> None:
     model = made.model()
     node, stubborn = made.kinds["matmul"][9], made.kinds["matmul"][4]
 
-    def run(marked: ModelProto) -> Arrays:
+    def run(marked: ModelProto, given: Arrays) -> Arrays:
         if any(value.name == f"t{stubborn[1:]}" for value in marked.graph.output):
             raise ConvertError("this tensor can be no output")
-        return reference.run(planted(marked, node, FAULTS["transposed weights"].change), HERE, data())
+        wrecked = planted(marked, node, FAULTS["transposed weights"].change)
+        return Parts(wrecked, HERE).run([o.name for o in marked.graph.output], {**data(), **given})
 
     right = Parts(model, HERE)
-    wrong = bisect(Suspect(model, run, run(model), right.dtypes), right, None, data(), close)
+    wrong = bisect(Suspect(model, run, run(model, {}), right.dtypes), right, None, data(), close)
     assert names(model, wrong) == [node]
 
 

@@ -48,6 +48,9 @@ class Engine:
         assert (profile, name) == (0, "k")
         return RANGE
 
+    def get_aliased_input_tensor(self, name: str) -> str:
+        return ""
+
     # --- the execution context
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -76,12 +79,29 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Bound:
 
     monkeypatch.setattr(gpu, "copy", copy)
     engine: Any = Engine()
-    return Bound(engine, engine, {"k": ()})
+    return Bound(engine, engine, {"k": ()}, {})
 
 
 def test_opt_until_written(bound: Bound) -> None:
     bound.execute()
     assert bound.read()["y"].tolist() == [0, 1]
+
+
+def test_values_from_the_start() -> None:
+    """TensorRT may tell no output shape for the input shapes together with the values called opt."""
+    engine: Any = Engine()
+    bound = Bound(engine, engine, {"k": ()}, {"k": np.array(5)})
+    assert (engine.k(), bound.outputs["y"].shape) == (5, (5,))
+    with pytest.raises(ConvertError, match=r"'k' is 9, the engine takes values from \[1\] to \[8\]"):
+        Bound(engine, engine, {"k": ()}, {"k": np.array(9)})
+
+
+def test_an_output_over_its_input(bound: Bound, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "get_aliased_input_tensor", lambda _engine, _name: "k")
+    engine: Any = Engine()
+    bound = Bound(engine, engine, {"k": ()}, {})
+    assert engine.addresses["y"] == engine.addresses["k"]
+    assert bound.outputs["y"] is bound.inputs["k"]
 
 
 def test_other_values_make_other_outputs(bound: Bound) -> None:

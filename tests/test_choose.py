@@ -432,18 +432,52 @@ def test_faster_fusions_stay(clocked: Any, tmp_path: Path) -> None:
 
 
 def test_slower_fusions_stay_native(clocked: Any) -> None:
-    """No engine is compared then; a gain within the margin is none."""
+    """The native engine is timed against none then; a gain within the margin is none."""
     for factor in (2.0, 0.99):
         result, clock = clocked(lambda name, plan, f=factor: 10.0 * f if name == PLUGINS else 10.0)
         assert kept(result) == [False] * 3
         assert len(clock.measured) == 3
         assert result.manifest.plugins == []
-        assert result.manifest.whole_engine == {}
+        assert result.manifest.whole_engine["plugins_us"] is None
+        assert result.manifest.whole_engine["errors"] == {"features": {"native": 0.0}}
         assert "us with its neighbours, native 10.0 us" in result.choices[0].reason
         assert ("a gain within 2% is none" in result.choices[0].reason) == (factor < 1)
         checked = verify(result.plan)
         assert checked.passed
         assert checked.notices == []
+
+
+@pytest.mark.parametrize("slow", [2.0, 0.5], ids=["slower alone", "faster alone"])
+def test_layers_that_tensorrt_gets_wrong(slow: float, clocked: Any) -> None:
+    """Plugins take their place although they are slower, where that mends it."""
+
+    def outputs(engine: str, feeds: Any) -> dict[str, Any]:
+        factor = 1.0 if engine == PLUGINS else 1.2
+        return {name: factor * value for name, value in exact(engine, feeds).items()}
+
+    result, _ = clocked(lambda name, plan: 10.0 * slow if name == PLUGINS else 10.0, outputs)
+    assert kept(result) == [True] * 3
+    assert len(result.plugin_nodes) == 3
+    whole = result.manifest.whole_engine
+    assert whole["errors"]["features"]["plugins"] == 0.0
+    assert "own layers output features is off by 2.0e-01 (relative L2) against onnxruntime" in whole["reason"]
+    if slow > 1:
+        assert "us with its neighbours, native 10.0 us; TensorRT's own layers compute" in result.choices[0].reason
+    assert not [note for note in result.notices if "computes something else" in note]
+    assert verify(result.plan).passed
+
+
+@pytest.mark.parametrize("slow", [2.0, 0.5], ids=["slower alone", "faster alone"])
+def test_an_engine_that_no_plugin_mends(slow: float, clocked: Any) -> None:
+    """The choice is as ever, and the user is told."""
+
+    def outputs(engine: str, feeds: Any) -> dict[str, Any]:
+        return {name: 1.2 * value for name, value in exact(engine, feeds).items()}
+
+    result, _ = clocked(lambda name, plan: 10.0 * slow if name == PLUGINS else 10.0, outputs)
+    assert kept(result) == [slow < 1] * 3
+    (told,) = [note for note in result.notices if "computes something else" in note]
+    assert "output features is off by 2.0e-01 (relative L2) against onnxruntime" in told
 
 
 def test_some_stay_native(clocked: Any) -> None:

@@ -53,7 +53,7 @@ def first_wrong(plan: Path, node: str, change: Change, monkeypatch: pytest.Monke
     )
 
     def runs(maker: Maker, lowered: Any, profile: Any, feeds: Arrays) -> Any:
-        return lambda model: StandIn(model, folder, node, change).run(feeds)
+        return lambda model, given: StandIn(model, folder, node, change).run({**feeds, **given})
 
     monkeypatch.setattr(engines, "runs", runs)
     result = verify(plan, bisect=True)

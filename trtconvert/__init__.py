@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trtconvert.matching.rewrite import Fusion
     from trtconvert.network import BuildOptions
     from trtconvert.op import Op, case
+    from trtconvert.refit import RefitResult, refit
     from trtconvert.registry import register
     from trtconvert.verify import verify
 
@@ -46,6 +47,8 @@ _HOME = {
     "Manifest": "manifest",
     "Op": "op",
     "case": "op",
+    "RefitResult": "refit",
+    "refit": "refit",
     "register": "registry",
     "OutputResult": "accuracy.results",
     "VerifyResult": "accuracy.results",
@@ -65,12 +68,14 @@ __all__ = [
     "NoUsableGpuError",
     "Op",
     "OutputResult",
+    "RefitResult",
     "VerifyResult",
     "bench",
     "build",
     "case",
     "fuse",
     "load_engine",
+    "refit",
     "register",
     "verify",
 ]

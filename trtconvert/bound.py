@@ -67,21 +67,28 @@ class Graph:
 
 class Bound:
     """Buffers for an engine's inputs and outputs at these input shapes, allocated once; inputs hold zeros until written, shape
-    tensors the values that the profile calls opt. Other values of these make other outputs, which are allocated anew.
+    tensors their `values`, or those that the profile calls opt. Other values of these make other outputs, allocated anew.
 
-    shapes: input name to dimensions. The context serves this binding alone as long as it is in use. ConvertError for a
-    missing name or a shape outside the engine's profile.
+    shapes: input name to dimensions. values: input name to array; those of shape tensors count, since only with them can
+    TensorRT tell the outputs' shapes. The context serves this binding alone as long as it is in use. ConvertError for a
+    missing name, or a shape or value outside the engine's profile.
     """
 
-    def __init__(self, engine: Engine, context: types.IExecutionContext, shapes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        context: types.IExecutionContext,
+        shapes: Mapping[str, Sequence[int]],
+        values: Mapping[str, NDArray[Any]],
+    ) -> None:
         engine.check_names(shapes)
         self.engine, self.context, self.stream = engine, context, int(engine.stream.handle)
-        self.inputs = {t.name: self._input(t, tuple(shapes[t.name])) for t in engine.inputs}
+        self.inputs = {t.name: self._input(t, tuple(shapes[t.name]), values.get(t.name)) for t in engine.inputs}
         self._allocators: dict[str, Any] = {}  # TensorRT holds none of them alive
         self._captured = False
         self.outputs = {t.name: self._output(t) for t in engine.outputs}
 
-    def _input(self, tensor: IO, shape: tuple[int, ...]) -> Buffer:
+    def _input(self, tensor: IO, shape: tuple[int, ...], given: NDArray[Any] | None) -> Buffer:
         if not self.context.set_input_shape(tensor.name, shape):
             raise ConvertError(
                 f"input {tensor.name!r} has shape {list(shape)}, outside the engine's profile {tensor.shape}",
@@ -90,12 +97,16 @@ class Bound:
         buffer = self._allocate(tensor, shape)
         if buffer.values is not None:
             opt = self.engine.engine.get_tensor_profile_values(0, tensor.name)[1]
-            buffer.values[...] = np.reshape(opt, shape)
+            buffer.values[...] = np.reshape(opt, shape) if given is None else self._allowed(tensor.name, given)
         else:
             gpu.clear(buffer.address, buffer.size, self.stream)
         return buffer
 
     def _output(self, tensor: IO) -> Buffer:
+        asked: Any = self.engine.engine
+        if source := asked.get_aliased_input_tensor(tensor.name):  # TensorRT writes over the input
+            self.context.set_tensor_address(tensor.name, self.inputs[source].address)
+            return self.inputs[source]
         shape = tuple(adapter.sizes(self.context.get_tensor_shape(tensor.name)))
         if -1 not in shape:
             return self._allocate(tensor, shape)
@@ -149,19 +160,22 @@ class Bound:
                 where=str(self.engine.path),
                 fix="bind again, write, then capture",
             )
-        for name, array in changed.items():
-            low, _, high = np.array(self.engine.engine.get_tensor_profile_values(0, name))
-            if ((array.ravel() < low) | (array.ravel() > high)).any():
-                raise ConvertError(
-                    f"input {name!r} is {array.tolist()}, the engine takes values from {low.tolist()} to {high.tolist()}",
-                    where=str(self.engine.path),
-                    fix="build with a --value range that holds it",
-                )
+        allowed = {name: self._allowed(name, array) for name, array in changed.items()}
         self.sync()
-        for name, array in changed.items():
+        for name, array in allowed.items():
             held[name][...] = array
         self._allocators.clear()
         self.outputs = {t.name: self._output(t) for t in self.engine.outputs}
+
+    def _allowed(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        low, _, high = np.array(self.engine.engine.get_tensor_profile_values(0, name))
+        if ((values.ravel() < low) | (values.ravel() > high)).any():
+            raise ConvertError(
+                f"input {name!r} is {values.tolist()}, the engine takes values from {low.tolist()} to {high.tolist()}",
+                where=str(self.engine.path),
+                fix="build with a --value range that holds it",
+            )
+        return values
 
     def read(self) -> dict[str, NDArray[Any]]:
         """Wait for the stream and copy the outputs to host arrays."""

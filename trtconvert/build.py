@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os.path
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from trtconvert.network import BuildOptions, Made, Maker, choose_targets
 from trtconvert.precision.convert import Conversion
 from trtconvert.precision.int8_build import Int8
 from trtconvert.profiles import bake, fit, shape_values, sizes
+from trtconvert.refitting import structure
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def build(
         backend_version=backend.version,
         plan_sha256=hashlib.sha256(data).hexdigest(),
         plan_bytes=len(data),
-        model=_relative(source, plan),
+        model=manifest.relative(source, plan),
         model_sha256=digest,
         fused_sha256=onnx_model.sha256(onnx_model.serialize(proto), proto, source.parent),
         patterns=[op.pattern for op in wanted.ops],
@@ -116,8 +116,9 @@ def build(
         engine_inputs=made.inputs,
         engine_outputs=made.outputs,
         plugins=_plugin_uses(plugin_nodes),
-        plugin_files=[_relative(Path(f), plan) for f in options.plugins],
+        plugin_files=[manifest.relative(Path(f), plan) for f in options.plugins],
         precision=_precision(made, options, written),
+        structure=_structure(made, options, source.parent),
         options={k: v for k, v in _builder_options(options).items() if v not in (None, False)},
     )
     write_files({**written, plan: data, manifest.path_for(plan): manifest.encode(described)})
@@ -141,6 +142,12 @@ def build(
         ],
         time.monotonic() - started,
     )
+
+
+def _structure(made: Made, options: BuildOptions, folder: Path) -> dict[str, Any]:
+    """What a later refit must find again; nothing for a plan whose weights are fixed."""
+    refittable = options.refit or options.strip_weights
+    return dataclasses.asdict(structure.of(made.lowered.model, folder)) if refittable else {}
 
 
 def _conversion(
@@ -238,10 +245,6 @@ def _preflight(proto: ModelProto, wanted: Policy, maker: Maker, profile: shapes.
     fused = onnx_model.copy(proto)
     if not fuse_model(fused, maker.source.parent, wanted.ops).fusions or maker.refused(fused, profile) is not None:
         raise refused
-
-
-def _relative(path: Path, plan: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), plan.resolve().parent)).as_posix()
 
 
 def _plugin_uses(nodes: Sequence[PluginNode]) -> list[PluginUse]:

@@ -97,7 +97,7 @@ class Engine:
         self.runtime: types.Runtime = backend.trt.Runtime(self.logger)
         self.engine: types.ICudaEngine = self.runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
-            raise _load_error(self.log, backend, path)
+            raise load_error(self.log, backend, path)
         self.stream = self.device.create_stream()
         names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
         tensors = [self._io(name) for name in names]
@@ -110,12 +110,14 @@ class Engine:
         dtype = adapter.dtype_name(self.engine.get_tensor_dtype(name))
         return IO(name, dtype, [*adapter.sizes(self.engine.get_tensor_shape(name))])
 
-    def bind(self, shapes: Mapping[str, Sequence[int]]) -> Bound:
+    def bind(self, shapes: Mapping[str, Sequence[int]], values: Mapping[str, NDArray[Any]] | None = None) -> Bound:
         """Device buffers for these input shapes, with an execution context of their own, to be executed many times.
+
+        values: of inputs that decide shapes; without, what the profile calls opt.
 
         Bindings of several shapes may live side by side, each with its CUDA graph. ConvertError as for `run`.
         """
-        return Bound(self, self._new_context(final_kernels=True), shapes)
+        return Bound(self, self._new_context(final_kernels=True), shapes, values or {})
 
     def _new_context(self, final_kernels: bool = False) -> types.IExecutionContext:
         context: types.IExecutionContext | None
@@ -129,13 +131,13 @@ class Engine:
             context = self.engine.create_execution_context()
         adapter.raise_failure()
         if context is None:
-            raise _load_error(self.log, self.backend, self.path)
+            raise load_error(self.log, self.backend, self.path)
         return context
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run once on host arrays and wait for the results. ConvertError for a missing name, wrong dtype or shape."""
         arrays = {name: np.asarray(array) for name, array in feeds.items()}
-        bound = Bound(self, self.context, {name: array.shape for name, array in arrays.items()})
+        bound = Bound(self, self.context, {name: array.shape for name, array in arrays.items()}, arrays)
         bound.write(arrays)
         bound.execute()
         return bound.read()
@@ -146,7 +148,8 @@ class Engine:
             raise ConvertError(f"the engine's inputs are {[t.name for t in self.inputs]}, got {sorted(given)}")
 
 
-def _load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
+def load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
+    """Why TensorRT did not load the plan, as its log tells."""
     text = " ".join(log.errors)
     missing = re.search(r"Cannot find plugin: ([^,]+), version: ([^,]+), namespace: ?([^.\s]*)", text)
     if missing:

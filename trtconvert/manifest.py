@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os.path
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,9 @@ class Manifest:
     baked: dict[str, dict[str, Any]] = field(default_factory=dict)  # inputs made constants, see bake.encode
     choices: list[dict[str, Any]] = field(default_factory=list)  # choose.Choice of each fusion
     whole_engine: dict[str, Any] = field(default_factory=dict)  # choose.Whole, if it was measured
+    structure: dict[str, Any] = field(
+        default_factory=dict
+    )  # refitting.structure.Structure, of a plan that can be refitted
     verifications: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA
 
@@ -121,6 +125,11 @@ def path_for(plan: Path) -> Path:
 def converted_path(plan: Path) -> Path:
     """Where the model lies that was converted to the plan's precision."""
     return plan.with_name(plan.name + ".onnx")
+
+
+def relative(path: Path, plan: Path) -> str:
+    """A path as the plan's manifest has it."""
+    return Path(os.path.relpath(path.resolve(), plan.resolve().parent)).as_posix()
 
 
 def is_plan(path: Path) -> bool:

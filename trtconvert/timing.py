@@ -88,7 +88,7 @@ class _Subject:
         self.throughputs: list[float] = []
         self.host: list[float] = []
         self.graph = graph
-        self.bound = engine.bind({name: array.shape for name, array in feeds.items()})
+        self.bound = engine.bind({name: array.shape for name, array in feeds.items()}, feeds)
         self.bound.write(feeds)
         self.bound.execute()
         self.bound.sync()
@@ -163,7 +163,7 @@ def layers(engine: Engine, feeds: Mapping[str, NDArray[Any]], runs: int = 50) ->
 
     The profiler takes times between layers, which run less densely then: the shares are right, the sum is too high.
     """
-    bound = engine.bind({name: array.shape for name, array in feeds.items()})
+    bound = engine.bind({name: array.shape for name, array in feeds.items()}, feeds)
     bound.write(feeds)
     for _ in range(LEAD):
         bound.execute()

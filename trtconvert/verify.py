@@ -71,7 +71,6 @@ def verify(
     result = VerifyResult(
         notices=[*notices, *proof.notices],
         precision=proof.rule.name,
-        reference=references.REFERENCE_IN_WORDS,
         twin=references.TWIN_IN_WORDS,
         rules=[f"relative L2 <= {tolerance:g}  [--tolerance]"] if tolerance is not None else rules.in_words(proof.rule),
     )
@@ -94,6 +93,7 @@ def verify(
         for comparison, name in COMPARED_WITH_EXPECTED.items() if batch.expected else ():
             if name in outputs:
                 result.rows += proof.rows_of_expected(comparison, batch.title, outputs[name], batch.expected, outputs)
+    result.reference = proof.reference
     if bisect and failed:
         result.first_wrong = _first_wrong(failed, described, path, fused, proof, result)
     result.notices = list(dict.fromkeys(result.notices))

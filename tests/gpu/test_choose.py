@@ -110,7 +110,8 @@ def test_no_sample_gets_slower(sample: Path, tmp_path: Path, capsys: pytest.Capt
                 f"\n      {'kept' if made.kept else 'native'} {made.op} {made.shape} {made.dtype}: {made.reason}",
                 end="",
             )
-    assert taken["auto"] <= NOISE * taken["native"] + NOISE_US
+    if verify(native.plan).passed:  # else plugins take the place of layers that are wrong, however fast those are
+        assert taken["auto"] <= NOISE * taken["native"] + NOISE_US
     assert all(made.how == "neighbourhood" for made in auto.choices), auto.choices
     assert verify(auto.plan).passed
 

@@ -3,12 +3,13 @@
     python -m tests.suites.precision nodes [--only REGEX] [--target SM]
     python -m tests.suites.precision samples|wheels [--only TEXT] [--folder WHEELS] [--run] [--target SM] [--output FILE.md]
 
-nodes: ONNX's own node tests with floats, in each precision: a model that builds as it is has to build converted as well, and what
-ONNX's checker took it has to take still. samples: the sample models, and a LayerNorm that overflows in float16; wheels: the models
-inside PyPI's wheels (see tests.suites.wheels; --folder keeps them, or has them). As they are, as onnxruntime's converter with its
-defaults makes them ("plain"), and by `--precision`. Errors are relative L2 against the model as it is in onnxruntime, the largest
-of all outputs, on random inputs at the opt shapes: "computed", of the converted model with each node's result rounded (see
-trtconvert.precision.rounded), and with --run, on a GPU, of the engine, with its median time in us. Rows that fail say why.
+nodes: ONNX's own node tests with floats, in each precision: a model that builds as it is has to build converted as well, and
+what ONNX's checker took it has to take still. samples: the sample models, and a LayerNorm that overflows in float16; wheels:
+the models inside PyPI's wheels (see tests.suites.wheels; --folder keeps them, or has them). Each as it is, as onnxruntime's
+converter with its defaults makes it ("plain"), and by `--precision`. Errors are relative L2 against the model as it is in
+onnxruntime, the largest of all outputs, on random inputs at the opt shapes: "computed", of the converted model with each node's
+result rounded (see trtconvert.precision.rounded), and with --run, on a GPU, of the engine, with its median time in us. Rows
+that fail say why.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A place between two nodes is bad if a tensor that passes it lies too far from the reference, or if the reference, continued from
 the engine's tensors there, ends too far from its own outputs: so a small error counts that only a later node amplifies, and
-what no output feels may not. The first bad place is searched with several places an engine. Marking a tensor as an output
-changes what TensorRT fuses: whether the error is still there is checked in each of these engines, and the node that is found
-once more in the whole engine with no other output.
+what no output feels may not. The first bad place is searched with several places an engine, each of which goes on where the
+last one was good. Marking a tensor as an output changes what TensorRT fuses: whether the error is still there is checked in
+each of these engines, and what is found once more in one that runs from the inputs to there, with no other output.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtconvert.accuracy.cuts import MARKABLE, Cut, cuts
-from trtconvert.accuracy.parts import NO_DTYPES, Arrays, Parts, cut_out
+from trtconvert.accuracy.parts import NO_DTYPES, NOTHING, Arrays, Parts, cut_out
 from trtconvert.errors import ConvertError
 
 WIDTH = 8  # places that one engine shows
 _STEP = 3.0  # a node is to blame for an error at the outputs if it multiplies it by this
-Run: TypeAlias = Callable[[ModelProto], Mapping[str, NDArray[Any]]]
-"""Makes an engine of a model, runs it on the inputs at hand, and returns its outputs."""
+Run: TypeAlias = "Callable[[ModelProto, Arrays], Mapping[str, NDArray[Any]]]"
+"""Makes an engine of a part of the model, runs it on the inputs at hand and on these tensors, and returns its outputs."""
 Distance: TypeAlias = "Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None], float]"
 """Of got from the reference, in units of what is allowed, for which the twin's result may count: above 1 is wrong."""
 
@@ -48,9 +48,9 @@ class Wrong:
     """The nodes between two places, of which the first is good and the second bad.
 
     before, behind: these places' tensors; wrong: those behind that are too far from what they should be. got, expected: of
-    these. single: whether the nodes there are to blame, or what they got was as bad already. confirmed: in the whole engine
-    with only `wrong` as further outputs. fused_across: tensors that hide the error when they are outputs. errors: distances at
-    the places that were looked at, in order, with their first tensors.
+    these. single: whether the nodes there are to blame, or what they got was as bad already. confirmed: in an engine from the
+    inputs to `wrong`, with no other outputs. fused_across: tensors that hide the error when they are outputs. errors:
+    distances at the places that were looked at, in order, with their first tensors.
     """
 
     nodes: range
@@ -188,11 +188,11 @@ class _Search:
         return [free[(len(free) * (2 * i + 1)) // (2 * count)] for i in range(count)] if count else []
 
     def _show(self, marks: Sequence[int], low: int, high: int) -> None:
-        """Values at these places, from an engine that ends at `high`; none if the error hides in it."""
-        gentle = self.width == 1  # the whole engine, since its end may matter as well
-        end = self.end if gentle else high
-        places = [*marks, end] if gentle or low < 0 else [low, *marks, end]
-        found = self._outputs_of([name for place in places for name in self.cuts[place].tensors], whole=gentle)
+        """Values at these places, from an engine from `low` to `high`; none if the error hides in it."""
+        gentle = self.width == 1  # the whole engine, since its ends may matter as well
+        end, given = (self.end, NOTHING) if gentle else (high, self.latest[low])
+        places = [*marks, end]
+        found = self._outputs_of([name for place in places for name in self.cuts[place].tensors], given)
         if found is not None and self._is_there(end, self._at(end, found)):
             self.latest |= {place: self._at(place, found) for place in places}
             self.values |= {place: self.latest[place] for place in marks}
@@ -201,14 +201,13 @@ class _Search:
         else:
             self.width = 1
 
-    def _outputs_of(self, names: Sequence[str], whole: bool) -> Arrays | None:
-        """What an engine with these outputs computes; whole: besides the model's own. None if it cannot be made."""
-        graph = self.suspect.model.graph
-        own = [output.name for output in graph.output] if whole else []
-        model = cut_out(self.suspect.model, dict.fromkeys([*own, *names]), dtypes=self.suspect.dtypes)
+    def _outputs_of(self, names: Sequence[str], given: Arrays) -> Arrays | None:
+        """What an engine with these outputs makes of the inputs and of given tensors. None if there can be no such engine."""
+        asked = [name for name in dict.fromkeys(names) if name not in given]
+        model = cut_out(self.suspect.model, asked, given, self.suspect.dtypes)
         self.builds += 1
         try:
-            return self.suspect.run(model)
+            return {**given, **self.suspect.run(model, given)}
         except ConvertError:
             return None
 
@@ -263,16 +262,11 @@ class _Search:
         )
 
     def _confirmed(self, high: int, wrong: Sequence[str]) -> bool:
-        """Whether the whole engine shows it with no other outputs than its own and these."""
+        """Whether an engine from the inputs to there shows it with no other outputs."""
         if high == self.end:
-            return True  # it was seen in the engine itself
-        found = self._outputs_of(wrong, whole=True) if self.builds < self.most else None
-        if found is None:
-            return False
-        shown = {name: found[name] for name in wrong}
-        ends = {name: found[name] for name in self.blamed}
-        far = max(self._distances(shown).values()) > 1 or self._effect(shown) > 1
-        return far and max(self._distances(ends).values()) > 1
+            return True  # it was seen in the engine in question
+        found = self._outputs_of(wrong, NOTHING) if self.builds < self.most else None
+        return found is not None and (max(self._distances(found).values()) > 1 or self._effect(found) > 1)
 
 
 def relative(got: NDArray[Any], want: NDArray[Any], rounded: NDArray[Any] | None, floor: float = 2e-3) -> float:

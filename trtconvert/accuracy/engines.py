@@ -23,11 +23,13 @@ def part(lowered: Lowered, model: ModelProto) -> Lowered:
 
 
 def runs(maker: Maker, lowered: Lowered, profile: Profile, feeds: Arrays) -> Run:
-    """Makes an engine of a part of the lowered model and runs it on what it takes of these inputs. Needs a GPU."""
+    """Makes an engine of a part of the lowered model and runs it on what it takes of these inputs and of given tensors. Needs
+    a GPU."""
 
-    def run(model: ModelProto) -> Arrays:
+    def run(model: ModelProto, given: Arrays) -> Arrays:
         engine = Engine(maker.backend, maker.serialized(part(lowered, model), profile), maker.source)
-        fed = {io.name: feeds[io.name].astype(numpy_dtype(io.dtype), copy=False) for io in engine.inputs}
+        known = {**feeds, **given}
+        fed = {io.name: known[io.name].astype(numpy_dtype(io.dtype), copy=False) for io in engine.inputs}
         return engine.run(fed)
 
     return run

@@ -58,9 +58,9 @@ class Finding:
         if self.fused_across:
             yield f"the error is gone when {_some(self.fused_across)} is an output: TensorRT's own fusing makes it"
         elif self.confirmed:
-            yield f"confirmed in the whole engine, with no other tensor marked as an output; engines built: {self.builds}"
+            yield f"confirmed in an engine from the inputs to there, with no other outputs; engines built: {self.builds}"
         else:
-            yield "not confirmed: in the whole engine it does not show with this tensor alone marked as an output"
+            yield "not confirmed: an engine from the inputs to there, with no other outputs, does not show it"
         if self.flag:
             yield f"to avoid it: trtconvert build MODEL {self.flag}"
 

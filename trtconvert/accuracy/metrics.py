@@ -35,16 +35,16 @@ def measure(got: Array, expected: Array) -> Errors:
     a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
     error = a - b
     size = np.abs(error)
-    norm = float(np.linalg.norm(b))
+    scale = norm(b)
     large = np.abs(b) > REL_FLOOR * np.abs(b).max()
     return Errors(
         elements=int(finite.sum()),
         max_abs=float(size.max()),
         max_rel=float((size[large] / np.abs(b[large])).max()) if large.any() else 0.0,
-        rel_l2=float(np.linalg.norm(error)) / (norm or 1.0),
+        rel_l2=norm(error) / (scale or 1.0),
         cosine=_cosine(a, b),
         quantiles=dict(zip(map(str, QUANTILES), map(float, np.quantile(size[finite], QUANTILES)), strict=True)),
-        bias={name: _bias(error, groups, norm) for name, groups in _groupings(b)},
+        bias={name: _bias(error, groups, scale) for name, groups in _groupings(b)},
         channel=_worst_slice(error, b),
     )
 
@@ -68,6 +68,11 @@ def evidence(got: Array, expected: Array) -> Evidence:
     )
 
 
+def norm(array: Array) -> float:
+    """Root of the sum of squares, summed pairwise; BLAS' own would wake threads for each."""
+    return float(np.sqrt((array * array).sum()))
+
+
 def element(got: Array, expected: Array, flat: int) -> Element:
     """The element at that place of the flattened arrays."""
     index = tuple(int(i) for i in np.unravel_index(flat, expected.shape))
@@ -84,8 +89,8 @@ def _wide(array: Array) -> Array:
 
 
 def _cosine(a: Array, b: Array) -> float:
-    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-    return float(a.ravel() @ b.ravel()) / norms if norms else float(np.array_equal(a, b))
+    norms = norm(a) * norm(b)
+    return float((a * b).sum()) / norms if norms else float(np.array_equal(a, b))
 
 
 def _worst_slice(error: Array, expected: Array) -> Channel | None:
@@ -120,7 +125,7 @@ def _groupings(expected: Array) -> Iterator[tuple[str, Array]]:
             yield f"axis {axis}", np.broadcast_to(np.arange(size).reshape(shape), expected.shape)
 
 
-def _bias(error: Array, groups: Array, norm: float) -> tuple[float, float]:
+def _bias(error: Array, groups: Array, size: float) -> tuple[float, float]:
     """Bounds of the relative L2 of what the group of an element decides of its error.
 
     Of group k with n elements, mean m and variance v of the error, n m^2 - v is expected to be n times the square of the
@@ -137,5 +142,5 @@ def _bias(error: Array, groups: Array, norm: float) -> tuple[float, float]:
     variance = np.maximum(squares - count * mean**2, 0.0) / (count - 1)
     energy = float((count * mean**2 - variance).sum())
     stray = SIGMAS * float(np.sqrt(2 * (variance**2).sum()))
-    low, high = (float(np.sqrt(max(e, 0.0))) / (norm or 1.0) for e in (energy - stray, energy + stray))
+    low, high = (float(np.sqrt(max(e, 0.0))) / (size or 1.0) for e in (energy - stray, energy + stray))
     return low, high

@@ -47,12 +47,12 @@ def needed(graph: GraphProto, outputs: Iterable[str], given: Collection[str] = (
 def cut_out(
     model: ModelProto,
     outputs: Iterable[str],
-    given: Mapping[str, str] = NO_DTYPES,
+    given: Arrays = NOTHING,
     dtypes: Mapping[str, str] = NO_DTYPES,
 ) -> ModelProto:
     """The part of a model that makes these outputs.
 
-    given: tensors that become inputs, and their dtypes. Of them and of the model's inputs those stay that the part reads.
+    given: tensors that become inputs, of these shapes. Of them and of the model's inputs those stay that the part reads.
     dtypes: of outputs that the model does not declare; onnxruntime needs none, TensorRT's parser does.
     """
     graph, wanted = model.graph, list(outputs)
@@ -64,8 +64,9 @@ def cut_out(
         node.CopyFrom(graph.node[index])
         node.output[:] = [f"{name}{_AGAIN}" if name in given else name for name in node.output]
     part.graph.input.extend(value for value in graph.input if value.name in outside and value.name not in given)
-    for name in outside.intersection(given):
-        part.graph.input.append(helper.make_tensor_value_info(name, onnx_model.elem_type(given[name]), None))
+    for name in sorted(outside.intersection(given)):
+        dtype, shape = onnx_model.elem_type(given[name].dtype.name), given[name].shape
+        part.graph.input.append(helper.make_tensor_value_info(name, dtype, shape))
     part.graph.initializer.extend(tensor for tensor in graph.initializer if tensor.name in outside)
     part.graph.sparse_initializer.extend(t for t in graph.sparse_initializer if t.values.name in outside)
     declared = {value.name: value for value in graph.output}
@@ -108,7 +109,7 @@ class Parts:
         asked = [name for name in wanted if name not in cast]
         found: dict[str, NDArray[Any]] = {}
         if asked:
-            part = cut_out(self.model, asked, {name: value.dtype.name for name, value in cast.items()})
+            part = cut_out(self.model, asked, cast)
             known = {**feeds, **cast}
             fed = {value.name: known[value.name] for value in part.graph.input if value.name in known}
             found = reference.run(part, self.folder, fed)

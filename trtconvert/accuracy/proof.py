@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtconvert.accuracy import blame, metrics, references, rules, suspects
-from trtconvert.accuracy.results import OutputResult
+from trtconvert.accuracy.results import Errors, OutputResult
 from trtconvert.accuracy.rules import Rule, Verdict
-from trtconvert.accuracy.running import Arrays, ModelRun, Runnable, run_all
+from trtconvert.accuracy.running import Arrays, FirstThatRuns, ModelRun, Runnable, run_all
 from trtconvert.accuracy.suspects import Trial
+from trtconvert.errors import ConvertError
 from trtconvert.lowering.functions import inline_local
 from trtconvert.model import copy
 
 REFERENCE, TWIN = "reference", "twin"
+_SMALL = 256 << 20  # bytes of weights up to which fp64 costs little
 _QUANTIZERS = ("QuantizeLinear", "LayerNormGeluQuantize", "LayerNormQuantize", "DequantizeGeluQuantize")
 
 
@@ -41,22 +43,41 @@ class Proof:
         self.computed = converted if converted is not None else model
         self.is_source = converted is None
         self.precision = references.precision_of(self.computed)
-        products = self.precision == "float32" and references.multiplies(self.computed)
+        products = self.precision in ("float32", "float64") and references.multiplies(self.computed)
         self.compute = "tf32" if products else self.precision
         self.rule = rules.RULES[self.compute]
         widened = references.reference_of(model)
         self.runs: dict[str, Runnable] = {
-            REFERENCE: ModelRun(widened, folder),
+            REFERENCE: self._reference(model, widened),
             TWIN: ModelRun(references.twin_of(self.computed), folder),
         }
         self.suspects = {f"suspect {i}": suspect for i, suspect in enumerate(suspects.suspects(widened))}
         self.trials: dict[tuple[str, str], Trial] = {}
         self.runs |= {name: ModelRun(suspect.model, folder) for name, suspect in self.suspects.items()}
+        self._twin: tuple[Arrays, dict[str, Errors]] = ({}, {})  # outputs and their errors
+        self._first: str | None = None  # what makes NaN or Inf in the twin
         self.quantized = {
             value.name
             for value in model.graph.output
             if (node := blame.maker(model, value.name)) is not None and node.op_type in _QUANTIZERS
         }
+
+    def _reference(self, model: ModelProto, widened: ModelProto) -> Runnable:
+        """In fp64 for an fp32 model that is small enough to, where onnxruntime takes it so."""
+        if references.precision_of(model) in ("float32", "int8") and references.weight_bytes(model) <= _SMALL:
+            try:
+                run = ModelRun(references.in_fp64(model), self.folder)
+                if not run.notice:
+                    return FirstThatRuns(run, lambda: ModelRun(widened, self.folder))
+            except ConvertError:  # ops that take two dtypes, of which fp64 is none
+                pass
+        return ModelRun(widened, self.folder)
+
+    @property
+    def reference(self) -> str:
+        """What is compared with, in words."""
+        run = self.runs[REFERENCE]
+        return references.IN_FP64 if isinstance(run, FirstThatRuns) and not run.fell_back else references.IN_FP32
 
     @property
     def notices(self) -> list[str]:
@@ -80,7 +101,14 @@ class Proof:
         rule = Rule(self.rule.name, rules.SAME_MATHS[self.compute], 0.0, self.rule.origin) if plain else self.rule
         verdicts = {
             name: rules.judge(
-                got.get(name), want, twin.get(name), rule, self.tolerance, name in self.quantized, self.is_source
+                got.get(name),
+                want,
+                twin.get(name),
+                rule,
+                self.tolerance,
+                name in self.quantized,
+                self.is_source,
+                None if plain else self._of_twin(name, outputs),
             )
             for name, want in expected.items()
         }
@@ -114,9 +142,9 @@ class Proof:
         for name, want in expected.items():
             allowed, rule = self.tolerance, "--tolerance"
             if allowed is None and name in outputs[REFERENCE]:
-                reference = outputs[REFERENCE][name]
-                cost = metrics.measure(outputs[TWIN][name], reference)
-                allowed, rule = rules.limits(self.rule, reference, cost).rel_l2, rules.describe(self.rule, cost)
+                cost = self._of_twin(name, outputs)
+                allowed = rules.limits(self.rule, outputs[REFERENCE][name], cost).rel_l2
+                rule = rules.describe(self.rule, cost)
             verdict = rules.judge(got.get(name), want, None, self.rule, allowed, name in self.quantized)
             yield OutputResult(
                 comparison,
@@ -130,6 +158,14 @@ class Proof:
                 node=blame.made_by(self.model, name, self.fusions) if verdict.fault else "",
                 evidence=_evidence(got.get(name), want),
             )
+
+    def _of_twin(self, name: str, outputs: Mapping[str, Arrays]) -> Errors | None:
+        if self._twin[0] is not outputs[TWIN]:
+            self._twin = (outputs[TWIN], {})
+        known, twin, want = self._twin[1], outputs[TWIN].get(name), outputs[REFERENCE][name]
+        if name not in known and twin is not None and twin.shape == want.shape:
+            known[name] = metrics.measure(twin, want)
+        return known.get(name)
 
     def _suspected(self, name: str, comparison: str, outputs: Mapping[str, Arrays]) -> Iterator[str]:
         """The suspects that explain the errors of the output on all inputs so far."""
@@ -158,10 +194,15 @@ class Proof:
     def _blame(self, name: str, verdict: Verdict, feeds: Arrays) -> str:
         """The node that makes the output, or what first makes its NaN and Inf."""
         node = blame.made_by(self.model, name, self.fusions)
+        made = f"made by {node}" if node else "no node makes it"
         if "NaN or Inf where" not in verdict.fault:
-            return f"made by {node}" if node else ""
-        written = inline_local(copy(self.computed))
-        return blame.source_of(references.twin_of(self.computed), self.folder, feeds, written)
+            return made
+        if self._first is None:
+            written = inline_local(copy(self.computed))
+            self._first = blame.source_of(references.twin_of(self.computed), self.folder, feeds, written)
+        return self._first or (
+            f"the same model in the same precision stays finite in onnxruntime: only the engine makes them, at {node}"
+        )
 
 
 def _evidence(got: NDArray[Any] | None, expected: NDArray[Any]) -> Any:

@@ -1,6 +1,7 @@
 """What an engine is compared with: the reference, which rounds less than the engine, and the twin, which rounds as much.
 
-The reference is the model with every 16-bit float widened to fp32. The twin is that reference with the roundings written into
+The reference is the model with every 16-bit float widened to fp32, or in fp64 where onnxruntime has the kernels if it is an fp32
+model. The twin is that reference with the roundings written into
 it: each 16-bit result is cast to its dtype and back, and what goes into an fp32 product is cut to TF32's 10 bits of mantissa,
 as tensor cores do. Written so it does not depend on the kernels that onnxruntime has: on a CPU it keeps fp32 between fp16 ops
 that it has no kernel for, which rounds less than any engine, and it has few kernels for bf16.
@@ -8,7 +9,9 @@ that it has no kernel for, which rounds less than any engine, and it has few ker
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -29,10 +32,13 @@ _MOVES = frozenset(  # ops whose results are as round as what they read
      "Split", "Concat", "Expand", "Tile", "Relu", "Neg", "Abs", "Where", "MaxPool", "If", "Loop", "Scan")
 )  # fmt: skip
 _DTYPE_ATTRIBUTES = ("to", "output_dtype")
-_TF32_SPLIT = 2.0**13 + 1  # Veltkamp: cuts 13 of fp32's 23 bits, to the nearest, ties to even
+_SPLITS = {"float32": 2.0**13 + 1, "float64": 2.0**42 + 1}  # Veltkamp: leave 10 bits of 23 or 52, to the nearest even
 _TF32_LARGEST = 2.0**100  # beyond it the split would overflow; it is left as it is
-REFERENCE_IN_WORDS = "the source model in fp32 in onnxruntime, 16-bit floats widened"
-TWIN_IN_WORDS = "the same in onnxruntime, rounded to the engine's precision: each 16-bit result, TF32 in fp32 products"
+IN_FP32 = "the source model in onnxruntime, its floats widened to fp32"
+IN_FP64 = "the source model in onnxruntime, in fp64 where that has kernels"
+TWIN_IN_WORDS = (
+    "the same in onnxruntime, rounded as the engine may: each 16-bit result, what goes into fp32 products to TF32"
+)
 PRECISIONS = ("int8", "bfloat16", "float16", "float32", "float64")
 
 
@@ -46,6 +52,11 @@ def precision_of(model: ModelProto) -> str:
     return next((d for d in PRECISIONS if d in used), "float32")
 
 
+def weight_bytes(model: ModelProto) -> int:
+    """Size of its weights, external ones too, in fp32."""
+    return 4 * sum(int(math.prod(tensor.dims)) for tensor in onnx_model.all_tensors(model))
+
+
 def multiplies(model: ModelProto) -> bool:
     """Whether it has products that tensor cores may compute."""
     return any(node.op_type in PRODUCTS for node in onnx_model.all_nodes(model))
@@ -56,15 +67,36 @@ def reference_of(model: ModelProto) -> ModelProto:
     return _Widening(model, rounds=False).model
 
 
+def in_fp64(model: ModelProto) -> ModelProto:
+    """A copy of an fp32 model in fp64, inputs and outputs too; casts stand around the ops that onnxruntime runs in fp32 only."""
+    return _Widening(model, rounds=False, narrow={"float32": TensorProto.FLOAT}, wide=TensorProto.DOUBLE).model
+
+
+@cache
+def _fp64_kernels() -> frozenset[tuple[str, str]]:
+    """Domain and name of the ops for which onnxruntime has a kernel in fp64 on a CPU."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return frozenset(
+        (kernel.domain, kernel.op_name)
+        for kernel in state.get_all_opkernel_def()
+        if kernel.provider == "CPUExecutionProvider"
+        and any("tensor(double)" in types for types in kernel.type_constraints.values())
+    )
+
+
 def twin_of(model: ModelProto) -> ModelProto:
     """The reference with the roundings of the model's own precision, each result to its dtype, fp32 products as TF32."""
     return _Widening(model, rounds=True).model
 
 
 class _Widening:
-    """A copy of a model on its way to fp32. rounds: round the results to the dtypes that they had."""
+    """A copy of a model on its way to a wider dtype. rounds: round the results to the dtypes that they had."""
 
-    def __init__(self, model: ModelProto, rounds: bool) -> None:
+    def __init__(
+        self, model: ModelProto, rounds: bool, narrow: Mapping[str, int] = NARROW, wide: int = TensorProto.FLOAT
+    ) -> None:
+        self.narrow, self.wide = narrow, wide
         self.model = onnx_model.copy(inline_local(onnx_model.copy(model)))
         self.rounds = rounds
         infos = onnx_graph.infer(self.model)
@@ -85,19 +117,17 @@ class _Widening:
         self.cut: dict[str, str] = {}
         nodes: list[NodeProto] = []
         for tensor in graph.initializer:
-            if tensor.data_type in NARROW.values():
+            if tensor.data_type in self.narrow.values():
                 wide, tensor.name = tensor.name, self._name(tensor.name, "narrow")
-                nodes.append(
-                    helper.make_node("Cast", [tensor.name], [wide], name=f"{wide}/widen", to=TensorProto.FLOAT)
-                )
+                nodes.append(self._widen(tensor.name, wide))
         for node in graph.node:
             nodes.extend(self._node(node))
         del graph.node[:]
         graph.node.extend(nodes)
         for value in (*graph.input, *graph.output):
             kind = value.type.tensor_type
-            if kind.elem_type in NARROW.values():
-                kind.elem_type = TensorProto.FLOAT
+            if kind.elem_type in self.narrow.values():
+                kind.elem_type = self.wide
         del graph.value_info[:]
 
     def _node(self, node: NodeProto) -> Iterable[NodeProto]:
@@ -105,24 +135,43 @@ class _Widening:
         copied.CopyFrom(node)
         if self.rounds and node.op_type in PRODUCTS and not self._quantized(node):
             for position, name in enumerate(node.input[: PRODUCTS[node.op_type]]):
-                if name and self.here.get(name) == "float32":
+                if name and self.here.get(name) in _SPLITS:
                     yield from self._tf32(name)
                     copied.input[position] = self.cut[name]
-        _widen_attributes(copied)
-        after = []
-        made_narrow = node.op_type in _MADE_OF_ATTRIBUTES
-        for position, name in enumerate(node.output):
-            if self.here.get(name) not in NARROW or not (made_narrow or (self.rounds and node.op_type not in _MOVES)):
-                continue
-            short = copied.output[position] = self._name(name, "narrow")
-            if not made_narrow:
-                copied.output[position] = made = self._name(name, "wide")
-                after.append(
-                    helper.make_node("Cast", [made], [short], name=f"{name}/round", to=NARROW[self.here[name]])
-                )
-            after.append(helper.make_node("Cast", [short], [name], name=f"{name}/widen", to=TensorProto.FLOAT))
+        stays = not self._has_kernel(node)
+        if stays:
+            for position, name in enumerate(node.input):
+                if self.here.get(name) in self.narrow:
+                    short = copied.input[position] = self._name(name, "short")
+                    yield self._cast(name, short, self.narrow[self.here[name]], short)
+        elif node.op_type not in _MADE_OF_ATTRIBUTES:
+            self._widen_attributes(copied)
         yield copied
-        yield from after
+        stays |= node.op_type in _MADE_OF_ATTRIBUTES
+        for position, name in enumerate(node.output):
+            if self.here.get(name) in self.narrow and (stays or (self.rounds and node.op_type not in _MOVES)):
+                short = copied.output[position] = self._name(name, "narrow")
+                if not stays:
+                    copied.output[position] = made = self._name(name, "wide")
+                    yield self._cast(made, short, self.narrow[self.here[name]], f"{name}/round")
+                yield self._widen(short, name)
+
+    def _has_kernel(self, node: NodeProto) -> bool:
+        """Whether the op runs on what is wide: always in fp32, not always in fp64."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        return self.wide == TensorProto.FLOAT or (domain, node.op_type) in _fp64_kernels()
+
+    def _widen(self, name: str, wide: str) -> NodeProto:
+        return self._cast(name, wide, self.wide, f"{wide}/widen")
+
+    def _cast(self, name: str, made: str, dtype: int, title: str) -> NodeProto:
+        return helper.make_node("Cast", [name], [made], name=title, to=dtype)
+
+    def _widen_attributes(self, node: NodeProto) -> None:
+        for attribute in node.attribute:
+            says = attribute.type == AttributeProto.INT and attribute.name in _DTYPE_ATTRIBUTES
+            if says and attribute.i in self.narrow.values():
+                attribute.i = self.wide
 
     def _quantized(self, node: NodeProto) -> bool:
         """Whether the product is one of quantized integers, which is exact."""
@@ -139,9 +188,10 @@ class _Widening:
         """Nodes that round a tensor to 10 bits of mantissa: c = x (2^13 + 1), c - (c - x); Inf and NaN pass through."""
         if name in self.cut:
             return
+        dtype = self.here[name]
         here = {part: self._name(name, part) for part in ("c", "d", "e", "a", "k", "l", "fits", "tf32")}
-        for part, number in (("k", _TF32_SPLIT), ("l", _TF32_LARGEST)):
-            value = numpy_helper.from_array(np.array(number, np.float32))
+        for part, number in (("k", _SPLITS[dtype]), ("l", _TF32_LARGEST)):
+            value = numpy_helper.from_array(np.array(number, dtype))
             yield helper.make_node("Constant", [], [here[part]], value=value)
         yield helper.make_node("Mul", [name, here["k"]], [here["c"]])
         yield helper.make_node("Sub", [here["c"], name], [here["d"]])
@@ -160,14 +210,3 @@ class _Widening:
             new, count = f"{name}/{part}_{count}", count + 1
         self.taken.add(new)
         return new
-
-
-def _widen_attributes(node: NodeProto) -> None:
-    """What an op's attributes say of 16-bit results, but for those that are made of attributes alone."""
-    for attribute in node.attribute:
-        if (
-            attribute.type == AttributeProto.INT
-            and attribute.name in _DTYPE_ATTRIBUTES
-            and attribute.i in NARROW.values()
-        ):
-            attribute.i = TensorProto.FLOAT

@@ -98,10 +98,12 @@ def judge(
     tolerance: float | None = None,
     quantized: bool = False,
     overflows: bool = False,
+    of_twin: Errors | None = None,
 ) -> Verdict:
     """Check an output against the reference and its twin's output, by the rules above.
 
-    quantized: the integers stand for a scale's steps. overflows: NaN and Inf of the twin are the model's own.
+    quantized: the integers stand for a scale's steps. overflows: NaN and Inf of the twin are the model's own. of_twin:
+    its errors, if they are known.
     """
     unlike = "the output is missing" if got is None else ""
     if got is not None and got.shape != expected.shape:
@@ -113,7 +115,8 @@ def judge(
         return _exact(got, expected, twin)
     strange = _non_finite(got, expected, twin if overflows else None)
     measured = metrics.measure(got, expected)
-    of_twin = metrics.measure(twin, expected) if twin is not None else None
+    if of_twin is None and twin is not None:
+        of_twin = metrics.measure(twin, expected)
     allowed = limits(rule, expected, of_twin, tolerance)
     if strange is not None:
         return Verdict(measured, allowed.rel_l2, strange[0], of_twin, metrics.element(got, expected, strange[1]))
@@ -125,8 +128,8 @@ def judge(
 def _exact(got: NDArray[Any], expected: NDArray[Any], twin: NDArray[Any] | None) -> Verdict:
     differs = got != expected
     off = np.abs(got.astype(np.float64) - expected.astype(np.float64))
-    norm = float(np.linalg.norm(expected.astype(np.float64))) or 1.0
-    errors = Errors(expected.size, float(off.max(initial=0.0)), NAN, float(np.linalg.norm(off)) / norm)
+    norm = metrics.norm(expected.astype(np.float64)) or 1.0
+    errors = Errors(expected.size, float(off.max(initial=0.0)), NAN, metrics.norm(off) / norm)
     wrong = differs if twin is None else differs & ((twin == expected) | (got != twin))
     if not wrong.any():
         return Verdict(errors, 0.0)
@@ -194,6 +197,6 @@ def in_words(rule: Rule) -> list[str]:
         f"largest error <= {PEAK_TIMES:g} x twin + {PEAK * rule.floor:g} x largest element",
         f"systematic error, by value and by index along any axis <= {TIMES:g} x twin + {rule.bias:g}",
         "no error of a known kind below that: GELU by tanh for erf, another epsilon",
-        "NaN and Inf where the reference has them; integers and booleans equal; quantized integers at most one step off",
+        "NaN and Inf where the reference has them; integers and booleans equal; quantized ones at most a step off",
         f"floors: {rule.name}, {rule.origin}",
     ]

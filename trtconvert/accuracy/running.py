@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -46,10 +46,31 @@ class ModelRun:
             self._session = reference.evaluator(model)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Outputs by name."""
+        """Outputs by name. ConvertError if it fails."""
         given = {io.name: feeds[io.name].astype(numpy_dtype(io.dtype), copy=False) for io in self.inputs}
-        with np.errstate(all="ignore"):
-            return dict(zip(self.outputs, map(np.asarray, self._session.run(None, given)), strict=True))
+        try:
+            with np.errstate(all="ignore"):
+                return dict(zip(self.outputs, map(np.asarray, self._session.run(None, given)), strict=True))
+        except Exception as error:  # onnxruntime's exceptions have no common base of their own
+            raise ConvertError(f"a model failed to run: {str(error).splitlines()[0]}") from error
+
+
+class FirstThatRuns:
+    """A model that runs, or else another that computes the same."""
+
+    def __init__(self, first: ModelRun, second: Callable[[], ModelRun]) -> None:
+        self.inputs, self._now, self._second = first.inputs, first, second
+        self.fell_back = False
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Outputs by name, of the first as long as it does not fail."""
+        try:
+            return self._now.run(feeds)
+        except ConvertError:
+            if self.fell_back:
+                raise
+        self._now, self.fell_back = self._second(), True
+        return self._now.run(feeds)
 
 
 def run_all(runs: Mapping[str, Runnable], feeds: Arrays) -> dict[str, Arrays]:
@@ -60,7 +81,9 @@ def run_all(runs: Mapping[str, Runnable], feeds: Arrays) -> dict[str, Arrays]:
     try:
         with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
             results = Comparator.run([_runner(run, feeds) for run in runs.values()], data_loader=[feeds])
-    except Exception as error:  # onnxruntime's and Polygraphy's have no common base of their own
+    except ConvertError:
+        raise
+    except Exception as error:  # Polygraphy's have no common base of their own
         raise ConvertError(f"a model failed to run: {str(error).splitlines()[0]}") from error
     return {
         name: {output: np.asarray(value) for output, value in iterations[0].items()}

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from trtconvert import model as onnx_model
+from trtconvert.accuracy.metrics import norm
 
 Array: TypeAlias = NDArray[Any]
 
@@ -67,35 +68,40 @@ class Trial:
         finite = np.isfinite(wide).all(axis=0)
         reference = wide[0][finite]
         error, *shifts = ((array[finite] - reference) for array in wide[1:])
-        least = _MEANT * float(np.linalg.norm(reference))
-        shown = [i for i in range(self.count) if float(np.linalg.norm(shifts[i])) > least]
+        least = _MEANT * norm(reference)
+        shown = [i for i in range(self.count) if norm(shifts[i]) > least]
         if not shown:
             return
-        causes = [shifts[i] for i in shown] + [s for s in shifts[self.count :] if float(np.linalg.norm(s)) > 0]
+        causes = [shifts[i] for i in shown] + [s for s in shifts[self.count :] if norm(s) > 0]
         share, variance, self._explained = _least_squares(error, causes)
         for i, part, stray in zip(shown, share, variance, strict=False):
             self._weight[i] += 1 / (stray + _EXACT**2)
             self._sum[i] += part / (stray + _EXACT**2)
 
+    def shares(self) -> dict[int, float]:
+        """The share of each suspect that shows, by number."""
+        return {int(i): float(self._sum[i] / self._weight[i]) for i in np.flatnonzero(self._weight)}
+
     def found(self) -> Iterator[tuple[int, float]]:
         """Suspects whose share is beyond doubt, by number, with it. Of a share above MOST, if it explains most of the error."""
-        for i in np.flatnonzero(self._weight):
-            share, stray = self._sum[i] / self._weight[i], self._weight[i] ** -0.5
+        for i, share in self.shares().items():
+            stray = float(self._weight[i] ** -0.5)
             if share > max(HALF, SIGMAS * stray) and (share <= MOST or self._explained > _MOSTLY):
-                yield int(i), float(share)
+                yield i, share
 
 
 def _least_squares(error: Array, causes: Sequence[Array]) -> tuple[Array, Array, float]:
     """Factors with which the causes add up to the error, their variances (noise may differ from element to element), and the
     share of the error's square that they explain."""
-    sizes = np.array([np.linalg.norm(cause) for cause in causes])
+    sizes = np.array([norm(cause) for cause in causes])
     matrix = np.stack(causes, axis=1) / sizes
-    inverse = np.linalg.pinv(matrix.T @ matrix)
-    factors = inverse @ (matrix.T @ error)
-    left = error - matrix @ factors
-    spread = inverse @ ((matrix * left[:, None] ** 2).T @ matrix) @ inverse
-    total = float(error @ error)
-    return factors / sizes, np.diag(spread) / sizes**2, 1 - float(left @ left) / total if total else 0.0
+    inverse = np.linalg.pinv(np.einsum("ni,nj->ij", matrix, matrix))
+    factors = inverse @ np.einsum("ni,n->i", matrix, error)
+    left = error - np.einsum("ni,i->n", matrix, factors)
+    loose = matrix * left[:, None]
+    spread = inverse @ np.einsum("ni,nj->ij", loose, loose) @ inverse
+    total = norm(error) ** 2
+    return factors / sizes, np.diag(spread) / sizes**2, 1 - norm(left) ** 2 / total if total else 0.0
 
 
 def suspects(reference: ModelProto) -> Iterator[Suspect]:

@@ -58,8 +58,8 @@ def _right(proof: Proof) -> Parts:
 
 
 def _in_onnxruntime(folder: Path, feeds: Arrays) -> Run:
-    def run(model: ModelProto) -> Arrays:
-        return Parts(model, folder).run([output.name for output in model.graph.output], feeds)
+    def run(model: ModelProto, given: Arrays) -> Arrays:
+        return Parts(model, folder).run([output.name for output in model.graph.output], {**feeds, **given})
 
     return run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,7 @@ from trtconvert.network import Made
 from trtconvert.op import Op
 
 AUTO, ALL, NONE = "auto", "all", "none"
+WRONG = 0.1  # relative L2 of an engine that computes something else, whatever its precision
 MARGIN = 0.02  # a fusion has to be faster by more than this part of native's time: what noise alone may show is no gain
 
 
@@ -104,7 +105,7 @@ def choice(fusion: Fusion, size: Size | None, kept: bool, how: str, reason: str)
 
 @dataclass(frozen=True)
 class Whole:
-    """The engine with the plugins against the native one, at the opt shapes.
+    """The engine with the plugins against the native one, at the opt shapes; or the native one alone, where no fusion pays.
 
     kept: whether the plugins stay. native_us, plugins_us: medians. graph: whether CUDA graphs were timed. errors: relative L2
     by output, of "native" and "plugins", against the reference; None for NaN or Inf where it has numbers.
@@ -117,6 +118,21 @@ class Whole:
     plugins_us: float | None = None
     graph: bool = True
     errors: dict[str, dict[str, float | None]] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> str:
+        """What the engine that won computes wrongly; empty if nothing, or if it was not looked at."""
+        return wrong(self.errors, "plugins" if self.kept else "native")
+
+
+def wrong(errors: Mapping[str, Mapping[str, float | None]], engine: str) -> str:
+    """Of errors as in Whole, the first of this engine that no precision explains, in words; else empty."""
+    for name, pair in errors.items():
+        error = pair.get(engine, 0.0)
+        if error is None or error > WRONG:
+            off = "NaN or Inf" if error is None else f"off by {error:.1e} (relative L2)"
+            return f"output {name} is {off} against onnxruntime"
+    return ""
 
 
 def pays(ratio: float) -> bool:
@@ -131,12 +147,14 @@ class Judge(Protocol):
         """A choice on each of the new fusions of a fused model."""
 
     def whole(self, fused: FuseResult) -> tuple[Whole, Made | None] | None:
-        """On the model with all that was kept, and the engine that won if it can be shipped; None where nothing is measured."""
+        """On the model with all that was kept, which may be nothing, and the engine that won if it can be shipped; None where
+        nothing is measured."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The fusions kept, all choices, and what was measured of the whole engine. made: the engine, if it was made already."""
+    """The fusions kept, all choices, and what was measured of the whole engine. made: the engine, if it was made already.
+    notes: for the user."""
 
     fusions: list[Fusion] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
@@ -161,14 +179,39 @@ def choose(model: ModelProto, folder: Path, ops: Sequence[type[Op]], judge: Judg
         choices.update((c.key, c) for c in (judge.judge(fused, new) if new else ()))
         if all(choices[fusion.key].kept for fusion in new):
             break
-    whole, made = (judge.whole(fused) if fused.fusions else None) or (None, None)
+    whole, made = (judge.whole(fused) if choices else None) or (None, None)
+    if whole is not None and whole.wrong:
+        fused, whole, made = _right(model, folder, ops, judge, choices, (fused, whole, made))
+    notes = [f"the engine computes something else: {whole.wrong}; see `verify`"] if whole and whole.wrong else []
     if whole is not None and not whole.kept:
-        return Chosen([], near_misses, [_reverted(c, whole.reason) for c in choices.values()], whole, made)
+        return Chosen([], near_misses, [_reverted(c, whole.reason) for c in choices.values()], whole, made, notes)
     if fused.fusions:
         model.CopyFrom(fused.model)
     there = {fusion.key for fusion in fused.fusions}
     final = [c if c.key in there else _reverted(c, "another fusion took its place") for c in choices.values()]
-    return Chosen(fused.fusions, near_misses, final, whole, made)
+    return Chosen(fused.fusions, near_misses, final, whole, made, notes)
+
+
+def _right(
+    model: ModelProto,
+    folder: Path,
+    ops: Sequence[type[Op]],
+    judge: Judge,
+    choices: dict[tuple[str, str], Choice],
+    so_far: tuple[FuseResult, Whole, Made | None],
+) -> tuple[FuseResult, Whole, Made | None]:
+    """An engine that computes what the model says, if all fusions together make it so: plugins in the place of layers that
+    TensorRT gets wrong. Else what there is so far."""
+    reason = f"TensorRT's own layers compute something else: {so_far[1].wrong}"
+    fused = fuse_model(onnx_model.copy(model), folder, ops)
+    judged = judge.judge(fused, fused.fusions)
+    whole, made = judge.whole(fused) or so_far[1:]
+    if not whole.kept or whole.wrong:
+        return so_far
+    choices.update(
+        (c.key, c if c.kept else dataclasses.replace(c, kept=True, reason=f"{c.reason}; {reason}")) for c in judged
+    )
+    return fused, whole, made
 
 
 def _reverted(made: Choice, reason: str) -> Choice:

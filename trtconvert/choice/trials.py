@@ -14,7 +14,7 @@ from onnx import ModelProto
 from trtconvert import gpu, reference
 from trtconvert import model as onnx_model
 from trtconvert.bodies import add_bodies
-from trtconvert.choice.choose import MARGIN, Choice, Whole, choice, pays
+from trtconvert.choice.choose import MARGIN, Choice, Whole, choice, pays, wrong
 from trtconvert.choice.neighbourhood import Cut, Surroundings
 from trtconvert.engine import Engine
 from trtconvert.errors import ConvertError, NoUsableGpuError
@@ -168,42 +168,50 @@ class Trials:
 
     # --- the whole engine
 
-    def whole(self, fused: FuseResult) -> tuple[Whole, Made | None]:
+    def whole(self, fused: FuseResult) -> tuple[Whole, Made | None] | None:
         """Time and errors at the opt shapes. The engine that won can be shipped as it is, unless its weights are to go."""
         self.progress("measuring the engine", 0, 1)
         native = self.native()
         if isinstance(native, str):
+            if not fused.fusions:
+                return None  # the build will say it
             return Whole(True, f"TensorRT alone cannot build the model: {native}", self.machine), None
+        made: dict[str, Made] = {}
         try:
-            plugins = self.runnable.make(fused.model, self.profile)
-            whole = self._compared({PLUGINS: plugins, NATIVE: native})
+            if fused.fusions:
+                made[PLUGINS] = self.runnable.make(fused.model, self.profile)
+            made[NATIVE] = native
+            whole = self._compared(made)
         except NoUsableGpuError:
             raise
         except Exception as error:  # noqa: BLE001  # as in the trials
-            whole = Whole(False, f"the engine with plugins could not be measured: {_what(error)}", self.machine)
+            whole = Whole(False, f"the engine could not be measured: {_what(error)}", self.machine)
         self.progress("measuring the engine", 1, 1)
-        winner = plugins if whole.kept else native
+        winner = made[PLUGINS] if whole.kept else native
         return whole, winner if self.runnable == self.maker else None
 
     def _compared(self, made: Mapping[str, Made]) -> Whole:
+        """Plugins stay if they are faster and as exact as native layers, or if native layers are wrong and they are not."""
         engines, feeds = self._load(made), _feeds(self.source, self.profile)
         taken = _as_taken(feeds, made[NATIVE])
-        times, graph = self._time(engines, taken)
-        measured = Whole(True, "", self.machine, times[NATIVE], times[PLUGINS], graph)
-        if times[PLUGINS] >= times[NATIVE]:
+        measured = Whole(False, "", self.machine)
+        if PLUGINS in engines:
+            times, graph = self._time(engines, taken)
             reason = f"the whole engine is no faster: {times[PLUGINS]:.1f} us, native {times[NATIVE]:.1f} us"
-            return dataclasses.replace(measured, kept=False, reason=reason)
+            faster = times[PLUGINS] < times[NATIVE]
+            measured = Whole(faster, "" if faster else reason, self.machine, times[NATIVE], times[PLUGINS], graph)
         try:
             expected = self._expected(feeds)
         except Exception as error:  # noqa: BLE001  # onnxruntime's have no common base of their own
-            return dataclasses.replace(measured, reason=f"its accuracy was not checked: {_what(error)}")
+            unchecked = measured.reason or f"its accuracy was not checked: {_what(error)}"
+            return dataclasses.replace(measured, reason=unchecked if measured.kept else measured.reason)
         outputs = {name: engine.run(taken) for name, engine in engines.items()}
         errors = {
             name: {engine: relative_l2(got[name], want) for engine, got in outputs.items()}
             for name, want in expected.items()
             if want.dtype.kind not in "iub"
         }
-        return dataclasses.replace(measured, **_verdict(errors))
+        return _verdict(measured, errors)
 
     def _expected(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         model = onnx_model.copy(self.source)
@@ -211,14 +219,20 @@ class Trials:
         return reference.run(model, self.around.folder, feeds, evaluate=self.around.elements <= _MOST_EVALUATED)
 
 
-def _verdict(errors: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Fields of a Whole: whether the accuracy bar holds, and the errors as JSON can hold them."""
+def _verdict(measured: Whole, errors: Mapping[str, Mapping[str, float]]) -> Whole:
+    """With the errors as JSON can hold them, and what follows from them."""
     known = {name: {k: v if np.isfinite(v) else None for k, v in pair.items()} for name, pair in errors.items()}
+    measured = dataclasses.replace(measured, errors=known)
+    if measured.plugins_us is None:
+        return measured
+    fault = wrong(known, NATIVE)
+    if fault and not wrong(known, PLUGINS):
+        return dataclasses.replace(measured, kept=True, reason=f"with TensorRT's own layers {fault}")
     for name, pair in errors.items():
-        if not pair[PLUGINS] <= ERROR_FACTOR * pair[NATIVE] + ERROR_SLACK:
+        if measured.kept and not pair[PLUGINS] <= ERROR_FACTOR * pair[NATIVE] + ERROR_SLACK:
             reason = f"with plugins output {name} is off by {pair[PLUGINS]:.1e}, natively by {pair[NATIVE]:.1e}"
-            return {"kept": False, "reason": reason, "errors": known}
-    return {"errors": known}
+            return dataclasses.replace(measured, kept=False, reason=reason)
+    return measured
 
 
 def _feeds(model: ModelProto, profile: Profile) -> dict[str, NDArray[Any]]:

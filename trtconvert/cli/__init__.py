@@ -14,6 +14,7 @@ COMMANDS = {
     "build": "Build a TensorRT engine from an ONNX model.",
     "fuse": "Replace subgraphs of an ONNX model by plugin nodes.",
     "verify": "Compare an engine with the ONNX model it was built from.",
+    "refit": "Give a plan the weights of another model of the same structure.",
     "bench": "Time an engine with plugins against TensorRT's own layers.",
     "inspect": "Describe a model or a plan.",
     "plugins": "List the ops, or check one from pattern to kernel.",

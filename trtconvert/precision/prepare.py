@@ -40,6 +40,8 @@ def prepare(model: ModelProto, folder: Path, known: Known, custom: Custom) -> Mo
 def views(model: ModelProto, folder: Path) -> list[GraphView]:
     """Views of all graphs, in which types are known behind custom ops of ours too."""
     found = onnx_graph.views(model, folder)
+    if all(node.domain in onnx_model.STANDARD_DOMAINS for node in onnx_model.all_nodes(model)):
+        return found
     bodied = onnx_model.copy(model)
     add_bodies(bodied)
     for view, infos in zip(found, onnx_graph.infer(bodied).values(), strict=True):

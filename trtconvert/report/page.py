@@ -58,7 +58,7 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
         (p, plots.histogram(p.evidence), plots.scatter(p.evidence, [element for _, element in p.worst]))
         for p in pictures(result.rows, OUTPUTS_DRAWN, WORST_SHOWN)
     ]
-    return environment.from_string(template).render(
+    text: str = environment.from_string(template).render(
         result=result,
         roles=list(result.roles.items())[:ROWS_SHOWN],
         notices=[n for n in result.notices if not n.startswith("input ")][:ROWS_SHOWN],
@@ -80,6 +80,7 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
         first_wrong=list(result.first_wrong.lines()) if result.first_wrong is not None else [],
         manifest=_manifest(described),
     )
+    return text
 
 
 def verdict(result: VerifyResult) -> str:

@@ -213,6 +213,15 @@ def _col2im(op: Standard, x: str, image: str, block: str) -> Written:
     return (y,)
 
 
+def _space_to_depth(op: Standard, x: str) -> Written:
+    """TensorRT knows the order DCR only and does not say so (seen with the parser of 1.7.1): its channels, in the order CRD."""
+    if op.attributes.get("mode", b"DCR") in (b"DCR", "DCR"):
+        return None
+    channels, block = op.known_sizes(x)[1], op.attributes["blocksize"]
+    order = np.arange(block * block * channels).reshape(block * block, channels).T.ravel()
+    return (op.Gather(op.SpaceToDepth(x, blocksize=block), op.ints(*map(int, order)), axis=1),)
+
+
 def _has_element(op: Standard, x: str = "") -> Written:
     """A tensor is there, what is not given is not."""
     if x and op.rank(x) is None:
@@ -238,4 +247,5 @@ WRITERS: dict[str, Callable[..., Written]] = {
     "Range": _range,
     "ReduceMax": _reduce_max,
     "ReduceMin": _reduce_min,
+    "SpaceToDepth": _space_to_depth,
 }
