@@ -9,7 +9,7 @@ import dataclasses
 import datetime
 import hashlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from trtconvert.accuracy.finding import Finding
 from trtconvert.accuracy.lines import lines
 from trtconvert.accuracy.proof import REFERENCE, TWIN, Proof
 from trtconvert.accuracy.results import VerifyResult
-from trtconvert.accuracy.running import Arrays, Runnable
+from trtconvert.accuracy.running import Runnable
+from trtconvert.accuracy.trace import Failed
 from trtconvert.backend import select
 from trtconvert.bodies import add_bodies
 from trtconvert.custom_ops import libraries
@@ -96,14 +97,15 @@ def verify(
             here = {**here, check.comparison: here[check.run]}
             rows = [*check.proof.rows(check.comparison, batch.title, batch.arrays, here, check.floor)]
             result.rows += rows
-            if not all(row.passed for row in rows):
-                failed.setdefault(check.comparison, Failed(check, batch.title, batch.arrays, here[check.run]))
+            if wrong := tuple(row.output for row in rows if not row.passed):
+                told = check.comparison, batch.title, batch.arrays, here[check.run], wrong
+                failed.setdefault(check.comparison, Failed(*told))
         for comparison, name in COMPARED_WITH_EXPECTED.items() if batch.expected else ():
             if name in outputs:
                 result.rows += proof.rows_of_expected(comparison, batch.title, outputs[name], batch.expected, outputs)
     result.reference = proof.reference
     if bisect and failed:
-        result.first_wrong = _first_wrong(failed, described, path, fused, result)
+        result.first_wrong = _first_wrong(failed, checks, described, path, fused, result, progress)
     result.notices = list(dict.fromkeys(result.notices))
     _note(described, path, result)
     return result
@@ -117,16 +119,6 @@ class Check:
     proof: Proof
     run: str
     floor: float | None = None
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The first inputs on which a check fails, and the outputs that it looked at."""
-
-    check: Check
-    label: str
-    feeds: Arrays
-    outputs: Arrays
 
 
 def _checks(
@@ -145,17 +137,23 @@ def _checks(
 
 
 def _first_wrong(
-    failed: Mapping[str, Failed], described: Manifest, plan: Path, fused: ModelProto | None, result: VerifyResult
+    failed: Mapping[str, Failed],
+    checks: Sequence[Check],
+    described: Manifest,
+    plan: Path,
+    fused: ModelProto | None,
+    result: VerifyResult,
+    progress: Progress | None,
 ) -> Finding | None:
     """The first wrong node: of the fused model where that is wrong already, else of the engine; noted where none is found."""
-    found = next((failed[name] for name in (FUSED, ENGINE_CONVERTED, ENGINE) if name in failed), None)
+    proofs = {check.comparison: check.proof for check in checks}
+    found = next((name for name in (FUSED, ENGINE_CONVERTED, ENGINE) if name in failed), None)
     if found is None:
         return None
-    check, told = found.check, (found.label, found.feeds, found.outputs, found.check.comparison)
     try:
-        if check.comparison == FUSED and fused is not None:
-            return trace.in_fused(described, fused, check.proof, *told)
-        return trace.in_engine(described, plan, check.proof, *told)
+        if found == FUSED and fused is not None:
+            return trace.in_fused(failed[found], described, fused, proofs[found])
+        return trace.in_engine(failed[found], described, plan, proofs[found], progress)
     except ConvertError as error:
         result.notices.append(f"the first wrong node was not found: {error.what}")
         return None

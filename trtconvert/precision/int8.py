@@ -93,7 +93,7 @@ def quantize(
     ranges = int8_ranges.measure(copy, folder, dtypes, samples, method)
     _leave_out(view, places, ranges.unusable)
     made = _written(copy, folder, places, ranges.largest)
-    if search and (costly := int8_sensitivity.sensitive(made, folder, samples)):
+    if search and (costly := int8_sensitivity.sensitive(made, folder, samples, list(ranges.largest))):
         _leave_out(view, places, costly)
         made = _written(copy, folder, places, ranges.largest)
     ops_of = {node.name: node.op_type for node in view.nodes}
