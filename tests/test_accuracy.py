@@ -49,7 +49,9 @@ def test_errors_of_a_known_difference() -> None:
     assert errors.max_rel == 0.125
     assert errors.cosine == pytest.approx((9 + 18) / (5 * np.hypot(3, 4.5)))
     assert errors.quantiles["0.5"] == 0.25
-    assert errors.channel == Channel(0, 1, 0.125)
+    assert errors.channel is None, "slices of one element each"
+    errors = metrics.measure(np.ones((2, 8)) * [[1.0], [1.5]], np.ones((2, 8)))
+    assert errors.channel == Channel(0, 1, 0.5)
     assert metrics.measure(np.array([np.nan, 1.0]), np.array([1.0, 1.0])).elements == 1
     assert metrics.measure(np.zeros((0, 3)), np.zeros((0, 3))).rel_l2 == 0.0
 
