@@ -40,9 +40,9 @@ class Fault:
 
 _BEHIND_NORM, _ALL = ("logits", "right"), ("logits", "left", "right")
 FAULTS = (
-    Fault("epsilon off", _BEHIND_NORM, "of what epsilon 100 times as large would make: add_epsilon", "add_epsilon"),
+    Fault("epsilon off", _BEHIND_NORM, "of its effect): add_epsilon", "add_epsilon"),
     Fault("transposed weights", _ALL, "relative L2", "project"),
-    Fault("tanh for erf", _BEHIND_NORM, "of what GELU by tanh where the model says erf would make: erf", "erf"),
+    Fault("tanh for erf", _BEHIND_NORM, "GELU by tanh where the model says erf explains the error", "erf"),
     Fault("clamped ids", _ALL, "relative L2", "embed"),
     Fault("uint8 zero point", _ALL, "relative L2", "dequantize"),
     Fault("one wrong channel", ("logits",), "made by head (MatMul)", "head"),

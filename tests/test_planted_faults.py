@@ -39,7 +39,7 @@ def test_command(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     plan = build(save(model(dtype), tmp_path), options=FAST).plan
     arrays: dict[str, Any] = feeds(0, dtype)
     np.savez(tmp_path / "in.npz", **arrays)
-    for fault in ("", *(f.name for f in FAULTS)):
+    for fault in ("", "tanh for erf", "one wrong channel", "NaN at the tail"):
         stand_in = ModelRun(model(dtype, fault), tmp_path)
         monkeypatch.setattr(sys.modules["trtconvert.verify"], "load_engine", lambda path, it=stand_in: it)
         result = CliRunner().invoke(cli, ["verify", str(plan), "--inputs", str(tmp_path / "in.npz")])

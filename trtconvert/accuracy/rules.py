@@ -194,8 +194,9 @@ def _first_bad(got: NDArray[Any], expected: NDArray[Any], errors: Errors, allowe
     return metrics.element(got, expected, metrics.first(off >= min(allowed.peak, errors.max_abs / 2)))
 
 
-def in_words(rule: Rule) -> list[str]:
-    """The rules as they apply, for a report."""
+def in_words(rule: Rule, cost: float | None = None) -> list[str]:
+    """The rules as they apply, for a report. cost: that a conversion may have."""
+    of_conversion = [] if cost is None else [f"converted model: relative L2 <= {cost:g}"]
     return [
         f"relative L2 <= {TIMES:g} x twin + {rule.floor:g} (1 + {FEW:g} / sqrt(elements)), at most {rule.most:g}",
         f"worst slice along any axis <= {SLICE_TIMES:g} x twin + {PEAK * rule.floor:g}",
@@ -203,5 +204,6 @@ def in_words(rule: Rule) -> list[str]:
         f"systematic error, by value and by index along any axis <= {TIMES:g} x twin + {rule.bias:g}",
         "no error of a known kind below that: GELU by tanh for erf, another epsilon",
         "NaN and Inf where the reference has them; integers and booleans equal; quantized ones at most a step off",
+        *of_conversion,
         f"floors: {rule.name}, {rule.origin}",
     ]
