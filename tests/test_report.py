@@ -200,6 +200,7 @@ def test_says_that_the_engine_was_not_run(described: Manifest) -> None:
     found = parsed(result, described)
     assert "ENGINE NOT RUN" in found.words
     assert "The engine itself was not run: no NVIDIA driver" in found.words
+    assert "The fused model, without the engine, agrees with model.onnx" in found.words
 
 
 def test_hostile_names(described: Manifest) -> None:

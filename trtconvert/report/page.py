@@ -98,7 +98,8 @@ def sentence(result: VerifyResult, described: Manifest) -> str:
     inputs = len({row.shapes for row in result.rows})
     on = f"{_count(outputs, 'output')} on {_count(inputs, 'set')} of inputs"
     failed = sum(not row.passed for row in result.rows)
-    who = "The fused model, without the engine," if result.engine_skipped else "The engine"
+    model = result.rows[0].comparison.split(" / ")[0] if result.rows else ""
+    who = f"The {model}, without the engine," if result.engine_skipped else "The engine"
     if failed:
         return f"{failed} of {len(result.rows)} comparisons with {described.model} fail, over {on}."
     return f"{who} agrees with {described.model} within the rules below: {on}."
