@@ -17,7 +17,7 @@ from trtconvert.files import check_outputs, write_file
 from trtconvert.manifest import Manifest
 from trtconvert.report import plots
 from trtconvert.report.environment import facts
-from trtconvert.report.pictures import Picture, pictures
+from trtconvert.report.pictures import Picture, of_engine, pictures
 
 OUTPUTS_DRAWN, WORST_SHOWN, ROWS_SHOWN, FAULTS_SHOWN = 6, 10, 200, 20
 _TEXT, _ITEMS, _MANIFEST = 200, 200, 150_000  # characters of a text, items of a list, characters of the manifest
@@ -111,7 +111,7 @@ def _count(number: int, noun: str) -> str:
 
 def _tiles(result: VerifyResult) -> list[tuple[str, str, str]]:
     """Number, what it is, and where: of the engine's rows if it was run."""
-    rows = [row for row in result.rows if row.comparison.startswith("engine")] or result.rows
+    rows = of_engine(result.rows)
     measured = [row for row in rows if row.rel_l2 == row.rel_l2]
     if not measured:
         return []
