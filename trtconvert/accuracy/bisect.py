@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, TypeAlias
@@ -115,14 +115,14 @@ class _Search:
 
     # --- how bad a place is
 
-    def _learn(self, names: Sequence[str]) -> None:
-        """What reference and twin have there."""
-        new = [name for name in names if name not in self.expected]
-        if not new:
-            return
-        self.expected |= self.reference.run(new, self.feeds)
-        if self.twin is not None:
-            self.rounded |= self.twin.run([name for name in new if name in self.twin.made], self.feeds)
+    def _learn(self, names: Iterable[str], low: int = -1) -> None:
+        """What reference and twin have there; they go on from what they have at `low`."""
+        new = [name for name in dict.fromkeys(names) if name not in self.expected]
+        known = self.cuts[low].tensors if low >= 0 else ()
+        for parts, learnt in ((self.reference, self.expected), (self.twin, self.rounded)):
+            wanted = [name for name in new if parts is not None and name in parts.made]
+            if parts is not None and wanted:
+                learnt |= parts.run(wanted, self.feeds, {name: learnt[name] for name in known if name in learnt})
 
     def _distances(self, values: Arrays) -> dict[str, float]:
         self._learn(list(values))
@@ -194,7 +194,9 @@ class _Search:
         gentle = self.width == 1  # the whole engine, since its ends may matter as well
         end, given = (self.end, NOTHING) if gentle else (high, self.latest[low])
         places = [*marks, end]
-        found = self._outputs_of([name for place in places for name in self.cuts[place].tensors], given)
+        names = [name for place in places for name in self.cuts[place].tensors]
+        found = self._outputs_of(names, given)
+        self._learn(names, low)
         if found is not None and self._is_there(end, self._at(end, found)):
             self.latest |= {place: self._at(place, found) for place in places}
             self.values |= {place: self.latest[place] for place in marks}
