@@ -135,13 +135,9 @@ class _Search:
         return {name: self._far(name, value, self.expected, self.rounded, alike) for name, value in values.items()}
 
     def _far(self, name: str, value: NDArray[Any], want: Arrays, rounded: Arrays, alike: Sequence[Arrays]) -> float:
-        """The distance; where an error is to be found that shows in none, BEYOND if the tensor has it."""
+        """The distance; BEYOND if that is allowed, but the tensor has a known error."""
         far = self.distance(value, want[name], rounded.get(name))
-        if far > 1 or value.dtype.kind in "iub" or not alike:
-            return far
-        trial = Trial(len(alike))
-        trial.hear(value, want[name], rounded.get(name), [other.get(name, want[name]) for other in alike])
-        return BEYOND if any(trial.found()) else far
+        return BEYOND if far <= 1 and alike and _has(value, name, want, rounded, alike) else far
 
     def direct(self, place: int) -> float:
         """How far the worst of the tensors there is from the reference."""
@@ -167,15 +163,24 @@ class _Search:
         self.measurable = self.direct(self.end) > 1
         if not self.measurable and not self.suspect.wrong:
             raise NothingWrongError("the outputs are as close to the reference as they have to be on these inputs")
-        self.alike = [] if self.measurable else [(parts, {}) for parts in self.suspect.alike]
+        self.alike = self._known()
         self.blamed = [name for name, far in self.directs[self.end].items() if far > 1] or [*self.suspect.wrong]
         found = self._narrow(effects_only=False)
         single = self._is_to_blame(*found)
-        if self.measurable and not (single and self.effect(found[1]) > 1):
+        if self.measurable and not (single and (self.alike or self.effect(found[1]) > 1)):
             felt = self._narrow(effects_only=True)  # what is wrong there is not what the outputs show
             if felt != found and self._is_to_blame(*felt):
                 found, single = felt, True
         return self._told(*found, single)
+
+    def _known(self) -> list[tuple[Parts, dict[str, NDArray[Any]]]]:
+        """The known errors that the outputs have; all of them if these are wrong in no other way, but not on these inputs."""
+        found = []
+        for parts in self.suspect.alike:
+            learnt = parts.run(self.cuts[self.end].tensors, self.feeds)
+            if any(_has(self.suspect.final[n], n, self.expected, self.rounded, [learnt]) for n in learnt):
+                found.append((parts, learnt))
+        return found if found or self.measurable else [(parts, {}) for parts in self.suspect.alike]
 
     def _narrow(self, effects_only: bool) -> tuple[int, int]:
         """A good place and the first bad one behind it, as near to each other as the engines show."""
@@ -291,6 +296,15 @@ class _Search:
             return True  # it was seen in the engine in question
         found = self._outputs_of(wrong, NOTHING) if self.builds < self.most else None
         return found is not None and (max(self._distances(found).values()) > 1 or self._effect(found) > 1)
+
+
+def _has(value: NDArray[Any], name: str, want: Arrays, rounded: Arrays, alike: Sequence[Arrays]) -> bool:
+    """Whether the tensor has one of the errors of models that are wrong in a known way, whatever noise there is."""
+    if value.dtype.kind in "iub":
+        return False
+    trial = Trial(len(alike))
+    trial.hear(value, want[name], rounded.get(name), [other.get(name, want[name]) for other in alike])
+    return any(trial.found())
 
 
 def relative(got: NDArray[Any], want: NDArray[Any], rounded: NDArray[Any] | None, floor: float = 2e-3) -> float:
