@@ -78,6 +78,8 @@ class Islands:
         limit, op = self.kind.largest / HEADROOM, node.op_type
         if op in _LOSSES:
             yield "sums a loss over all elements"
+        if op == "QuantizeLinear" and "int16" in view.info(node.output[0]).dtype:
+            yield f"makes integers of 16 bits, more than {self.kind.dtype} tells apart"
         if self.extents is None:
             if op in _PRONE and self.kind.dtype == "float16":
                 yield "its values could not be measured"
