@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -219,6 +220,24 @@ def test_tensors_that_cannot_be_outputs_after_all() -> None:
     right = Parts(model, HERE)
     wrong = bisect(Suspect(model, run, run(model, {}), right.dtypes), right, None, data(), close)
     assert names(model, wrong) == [node]
+
+
+def test_outputs_that_are_wrong_below_every_distance() -> None:
+    """verify knows some errors by their shape; the node shows in what it makes itself, where the error is not yet diluted."""
+    model = graph("a = Tanh (x) b = Exp (a) c = Mul (b, tiny) y = Add (x, c)", weights="float tiny = {1e-5}")
+    named(model, *"abcy")
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 4), dtype=np.float32)}
+
+    def run(marked: ModelProto, given: Arrays) -> Arrays:
+        wrecked = planted(marked, "b", lambda _, changed: setattr(changed, "op_type", "Abs"))
+        return Parts(wrecked, HERE).run([o.name for o in marked.graph.output], {**feeds, **given})
+
+    right = Parts(model, HERE)
+    suspect = Suspect(model, run, run(model, {}), right.dtypes)
+    with pytest.raises(NothingWrongError):
+        bisect(suspect, right, None, feeds, relative)
+    wrong = bisect(dataclasses.replace(suspect, wrong=("y",)), right, None, feeds, relative)
+    assert (names(model, wrong), wrong.single, wrong.confirmed) == (["b"], True, True)
 
 
 def test_an_output_that_is_made_early() -> None:

@@ -18,6 +18,7 @@ from tests.conftest import SAMPLES, Run, assert_clean_error
 from tests.graphs import graph, layer_norm, refused, save
 from trtconvert import BuildOptions, ConvertError, build, reference
 from trtconvert import model as onnx_model
+from trtconvert.accuracy.references import twin_of
 from trtconvert.bodies import add_bodies
 from trtconvert.custom_ops.custom import Custom
 from trtconvert.diagnosis import structure
@@ -28,7 +29,6 @@ from trtconvert.precision.convert import Conversion, Converted
 from trtconvert.precision.kinds import KINDS
 from trtconvert.precision.options import PrecisionOptions
 from trtconvert.precision.prepare import views
-from trtconvert.precision.rounded import rounded
 from trtconvert.registry import by_pattern
 from trtconvert.shapes import Profile, Range, profile
 
@@ -82,7 +82,7 @@ def test_plain_conversion_overflows() -> None:
     """onnxruntime's converter with its default options, computed as a GPU would: the variance is Inf, the result is lost."""
     plain = convert_float_to_float16(layer_norm(), keep_io_types=True)
     structure.settle(plain, "plain")
-    twin = rounded(plain, HERE)
+    twin = twin_of(plain)
     twin.graph.output.append(helper.make_tensor_value_info("variance", TensorProto.FLOAT, None))
     outputs = run(twin, X)
     assert np.isinf(outputs["variance"]).all()
@@ -94,7 +94,7 @@ def test_nodes_that_overflow_stay() -> None:
     assert {node.node for node in made.kept} == {"square", "variance", "sum", "std"}
     assert "65504" in kept(made)["Pow"]
     expected = run(layer_norm(), X)["y"]
-    for model in (made.model, rounded(made.model, HERE)):
+    for model in (made.model, twin_of(made.model)):
         got = run(model, X)["y"]
         assert got.dtype == np.float32
         assert error(got, expected) < 1e-3
@@ -109,7 +109,7 @@ def test_fused_nodes_need_no_island(name: str) -> None:
     assert dtypes(made.model) - {"float32"} == {KINDS[name].dtype}
     (body,) = made.model.functions
     assert [n.op_type for n in body.node if n.op_type == "Cast"], "the body computes in float32 inside"
-    assert error(run(rounded(made.model, HERE), X)["y"], run(source, X)["y"]) < BOUND[name]
+    assert error(run(twin_of(made.model), X)["y"], run(source, X)["y"]) < BOUND[name]
     if name == "fp16":
         assert error(run(made.model, X)["y"], run(source, X)["y"]) < BOUND[name]
 
@@ -148,7 +148,7 @@ def test_sample(sample: str, name: str, tmp_path: Path) -> None:
     add_bodies(source)
     _, feeds = next(random_feeds(model_io(source, "input"), described.profile, seed=3))
     expected = run(source, feeds)
-    twins = [rounded(model, tmp_path), *[model] * (name == "fp16")]
+    twins = [twin_of(model), *[model] * (name == "fp16")]
     for twin in twins:
         for output, got in run(twin, feeds).items():
             assert error(got, expected[output]) < BOUND[name]
@@ -220,7 +220,7 @@ def test_masks_before_softmax_are_clamped() -> None:
     made = converted(model, "fp16")
     assert made.kept == []
     feeds = {"x": np.arange(8, dtype=np.float32).reshape(2, 4) / 4, "mask": np.int64([[1, 0, 1, 0], [0, 0, 0, 0]])}
-    got, expected = run(rounded(made.model, HERE), feeds)["y"], run(model, feeds)["y"]
+    got, expected = run(twin_of(made.model), feeds)["y"], run(model, feeds)["y"]
     np.testing.assert_allclose(got[0], expected[0], atol=1e-3)
     assert np.isfinite(got).all()
 
@@ -240,7 +240,7 @@ def test_epsilon_below_the_least() -> None:
     assert [node.op for node in made.kept] == ["Add", "Sqrt"]  # the root, 1e-6, is there again
     assert converted(model, "bf16").kept == []
     feeds = {"x": np.float32([[0, 1, 2, 3]] * 2)}
-    np.testing.assert_allclose(run(rounded(made.model, HERE), feeds)["y"], [[0, 1, 1, 1]] * 2, atol=1e-3)
+    np.testing.assert_allclose(run(twin_of(made.model), feeds)["y"], [[0, 1, 1, 1]] * 2, atol=1e-3)
 
 
 def test_counts_sizes_and_angles_stay() -> None:
@@ -303,7 +303,7 @@ def test_graphs_inside_nodes() -> None:
     feeds = {"x": np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4), "n": np.int64(3), "k": np.bool_(True)}
     feeds = {name: np.asarray(value) for name, value in feeds.items()}
     expected = run(model, feeds)
-    for twin in (made.model, rounded(made.model, HERE)):
+    for twin in (made.model, twin_of(made.model)):
         for name, got in run(twin, feeds).items():
             assert error(got, expected[name]) < 2e-3
     (loop,) = [node for node in made.model.graph.node if node.op_type == "Loop"]
@@ -346,7 +346,7 @@ def test_bfloat16_raises_the_opset() -> None:
     assert made.kept == []
     assert onnx_model.opset(made.model) == 22
     feeds = {"x": np.linspace(-1, 1, 10, dtype=np.float32).reshape(1, 2, 5)}
-    assert error(run(rounded(made.model, HERE), feeds)["y"], run(model, feeds)["y"]) < 3e-2
+    assert error(run(twin_of(made.model), feeds)["y"], run(model, feeds)["y"]) < 3e-2
     transposed = graph(
         "y = ConvTranspose(x, w)", "float[1,2,5] x", "float[1,2,7] y", "float[2,2,3] w = {1,2,3,4,5,6,7,8,9,1,2,3}"
     )
@@ -362,7 +362,7 @@ def test_onnxruntimes_converter(tmp_path: Path) -> None:
         described = build(path, options=fast("fp16", fuse, caster="onnxruntime")).manifest
         assert len(described.precision.kept) == islands
         model = onnx_model.load(tmp_path / described.precision.file)
-        assert error(run(rounded(model, HERE), X)["y"], run(layer_norm(), X)["y"]) < 1e-3
+        assert error(run(twin_of(model), X)["y"], run(layer_norm(), X)["y"]) < 1e-3
     assert "knows float16" in refused(layer_norm(), tmp_path, fast("bf16", caster="onnxruntime"))
 
 

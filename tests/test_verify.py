@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import onnx
 import pytest
 
 from tests.conftest import SAMPLES, Run
-from trtconvert import BuildOptions, build, gpu, verify
+from trtconvert import BuildOptions, ConvertError, build, gpu, verify
 from trtconvert.accuracy.rules import RULES, Rule, judge
-from trtconvert.verify import FUSED
+from trtconvert.accuracy.running import ModelRun
+from trtconvert.precision.options import PrecisionOptions
+from trtconvert.verify import CONVERTED, ENGINE, ENGINE_CONVERTED, FUSED
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +65,6 @@ def test_seed_changes_the_inputs(plan: Path) -> None:
 @pytest.mark.skipif(gpu.current() is not None, reason="the engine would differ as well")
 def test_a_wrong_fusion_fails(plan: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     """A body that computes something else than the source model: found, with exit code 1."""
-    import sys
-
     from trtconvert import verify as _  # noqa: F401
 
     module: Any = sys.modules["trtconvert.verify"]
@@ -139,3 +140,30 @@ def test_external_data(tmp_path: Path) -> None:
     (tmp_path / "m.data").write_bytes(weights.tobytes())
     with pytest.raises(Exception, match="has changed since"):
         verify(tmp_path / "m.plan")
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_converted_model_is_looked_at_twice(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the conversion costs, and whether the engine computes the converted model: the latter is far sharper for int8."""
+    from trtconvert import verify as _  # noqa: F401
+
+    module: Any = sys.modules["trtconvert.verify"]
+    options = BuildOptions(targets=("sm_89",), precision=PrecisionOptions(precision))
+    plan = build(SAMPLES / "ln_gelu_opset20.onnx", tmp_path / "p.plan", options).plan
+    converted = onnx.load(tmp_path / "p.plan.onnx")
+    monkeypatch.setattr(module, "load_engine", lambda path: ModelRun(converted, tmp_path))
+    result = module.verify(plan)
+    assert [row.comparison for row in result.rows] == [CONVERTED, ENGINE, ENGINE_CONVERTED]
+    assert result.passed
+    cost, against_source, against_converted = result.rows
+    assert cost.rel_l2 == against_source.twin.rel_l2 > 1e-4
+    assert against_converted.tolerance < against_source.tolerance
+    weights = next(t for t in converted.graph.initializer if len(t.dims) == 2)
+    values = onnx.numpy_helper.to_array(weights).copy()
+    values[:, 7] = -values[:, 7]
+    weights.CopyFrom(onnx.numpy_helper.from_array(values, weights.name))
+    monkeypatch.setattr(module, "load_engine", lambda path: ModelRun(converted, tmp_path))
+    assert not module.verify(plan).passed
+    (tmp_path / "p.plan.onnx").write_bytes(converted.SerializeToString())
+    with pytest.raises(ConvertError, match="the converted model has changed"):
+        module.verify(plan)

@@ -40,11 +40,11 @@ _STATIC = shapes.Profile({})
 class BuildOptions:
     """What `trtconvert build` can be told.
 
-    patterns, fuse: what to look for and how to decide, see choose.policy. no_fuse: nodes around which nothing is fused.
-    shapes: input name to shapes.Range. values: the same for the values of shape tensors. bake: input name to the constant
-    that it becomes, see bake.bake. targets: "sm_86", ..., or "all", or "current"; none given means the GPU here if there is
-    one, else all. precision: of the engine, where it is not the model's. workspace: bytes. refit, strip_weights, timing_cache,
-    version_compatible, hardware_compatible are TensorRT's builder options of those names; one that a backend lacks is refused.
+    patterns, fuse: what to look for and how to decide, see choose.policy. no_fuse: nodes around which nothing is fused. shapes:
+    input name to shapes.Range; values: the same for the values of shape tensors. bake: input name to the constant that it
+    becomes, see bake.bake. targets: "sm_86", ..., "all" or "current"; none means the GPU here if there is one, else all.
+    precision: of the engine, where it is not the model's. workspace: bytes. refit, strip_weights, version_compatible,
+    hardware_compatible, timing_cache: TensorRT's builder options of those names; what the backend lacks is refused.
     """
 
     patterns: tuple[str, ...] = ()

@@ -21,14 +21,17 @@ from trtconvert.model import STANDARD_DOMAINS, all_nodes, copy, serialize
 from trtconvert.profiles import inference
 
 
-def session(model: ModelProto, folder: Path = Path()) -> onnxruntime.InferenceSession:
+def session(model: ModelProto, folder: Path = Path(), in_order: bool = False) -> onnxruntime.InferenceSession:
     """An onnxruntime session with graph optimizations off, since some of them change results. folder: of external data.
+    in_order: run nodes in the order of the file, which decides how long tensors are kept.
 
     Raises onnxruntime's own errors; "NOT_IMPLEMENTED" is in the message when it has no kernel for an op.
     """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
+    if in_order:
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     return onnxruntime.InferenceSession(serialize(model), options, providers=["CPUExecutionProvider"])
 

@@ -15,11 +15,12 @@ from trtconvert import model as onnx_model
 from trtconvert.accuracy.results import VerifyResult
 from trtconvert.backend import select
 from trtconvert.custom_ops import libraries
+from trtconvert.custom_ops.custom import Custom
 from trtconvert.errors import ConvertError
 from trtconvert.files import check_outputs, write_files
 from trtconvert.manifest import AS_IN_MODEL, IO, Manifest, Precision, model_io
 from trtconvert.precision.convert import Conversion, Converted
-from trtconvert.precision.options import PRECISIONS, PrecisionOptions
+from trtconvert.precision.options import PrecisionOptions
 from trtconvert.profiles.bake import bake, decode
 from trtconvert.refitting.engine import listed, refit_engine
 from trtconvert.refitting.structure import Structure, differences, of
@@ -97,7 +98,7 @@ def _structure(described: Manifest, plan: Path) -> Structure:
         raise ConvertError(
             "the plan's weights are fixed", where=str(plan), fix="build it with --refit or --strip-weights"
         )
-    if name not in (AS_IN_MODEL, *PRECISIONS) or name == "int8":
+    if name.startswith("int8"):
         raise ConvertError(
             f"the scales of a plan of precision {name} were measured with the weights that it has",
             where=str(plan),
@@ -121,7 +122,7 @@ def _prepare(described: Manifest, plan: Path, proto: ModelProto, source: Path) -
     libraries.load_plugins((plan.parent / file for file in described.plugin_files), described.backend)
     digest = onnx_model.sha256(source.read_bytes(), proto, source.parent)
     bake(proto, decode(described.baked))
-    fused, ranges = onnx_model.copy(proto), profile(described)
+    fused, ranges, made = onnx_model.copy(proto), profile(described), maker(described, source)
     fuse_again(described, fused, source.parent)
     fused_digest = onnx_model.sha256(onnx_model.serialize(fused), fused, source.parent)
     converted = None
@@ -129,9 +130,10 @@ def _prepare(described: Manifest, plan: Path, proto: ModelProto, source: Path) -
         asked = described.precision
         kept = tuple(node["node"] for node in asked.kept)
         options = PrecisionOptions(asked.name, asked.io, kept, asked.caster)
-        converted = Conversion(options, proto, source.parent, ranges).apply(fused, ranges)
+        custom = Custom.of(made.backend, made.options.wishes)
+        converted = Conversion(options, proto, source.parent, ranges, custom).apply(fused, ranges)
     ready = fused if converted is None else converted.model
-    return _New(proto, digest, fused_digest, converted, maker(described, source).lowered(ready, ranges).model)
+    return _New(proto, digest, fused_digest, converted, made.lowered(ready, ranges).model)
 
 
 def _require_same(described: Manifest, built: Structure, new: _New, source: Path) -> None:

@@ -1,4 +1,4 @@
-"""Proof: the source model against the fused model in onnxruntime, and against the engine where a GPU can run it.
+"""Proof: the source model against the fused or converted model in onnxruntime, and against the engine where a GPU can run it.
 
 All run on the same inputs. `accuracy.references` says what they are compared with, `accuracy.rules` what passes.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import ModelProto
@@ -18,9 +20,10 @@ from trtconvert import model as onnx_model
 from trtconvert.accuracy import references, rules, trace
 from trtconvert.accuracy.finding import Finding
 from trtconvert.accuracy.lines import lines
-from trtconvert.accuracy.proof import REFERENCE, Proof
+from trtconvert.accuracy.proof import REFERENCE, TWIN, Proof
 from trtconvert.accuracy.results import VerifyResult
-from trtconvert.accuracy.running import Arrays, Runnable
+from trtconvert.accuracy.running import Runnable
+from trtconvert.accuracy.trace import Failed
 from trtconvert.backend import select
 from trtconvert.bodies import add_bodies
 from trtconvert.custom_ops import libraries
@@ -34,7 +37,9 @@ from trtconvert.profiles.bake import bake, decode
 from trtconvert.remake import fuse_again
 
 FUSED = "fused model / source model"
+CONVERTED = "converted model / source model"
 ENGINE = "engine / source model"
+ENGINE_CONVERTED = "engine / converted model"
 COMPARED_WITH_EXPECTED = {"source model / expected outputs": REFERENCE, "engine / expected outputs": ENGINE}
 
 
@@ -67,7 +72,8 @@ def verify(
     select(described.backend)  # Polygraphy's switch, before Polygraphy is imported
     source = path.parent / described.model
     original, fused, notices = _models(described, path, source)
-    proof = Proof(original, source.parent, tolerance, fusions=described.fusions)
+    converted = _converted(described, path)
+    proof = Proof(original, source.parent, tolerance, converted, described.fusions)
     result = VerifyResult(
         notices=[*notices, *proof.notices],
         precision=proof.rule.name,
@@ -79,51 +85,83 @@ def verify(
     feeding = feeds(options, original, source.parent, contract.of_plan(described))
     result.roles = feeding.roles
     result.notices += feeding.notes
-    runs: dict[str, Runnable] = {FUSED: proof.same_maths(fused)}
+    runs: dict[str, Runnable] = {} if fused is None else {FUSED: proof.same_maths(fused)}
     if engine is not None:
         runs[ENGINE] = engine
-    failed: dict[str, tuple[str, Arrays, Arrays]] = {}
+    checks = [*_checks(proof, converted, ENGINE in runs, described)]
+    failed: dict[str, Failed] = {}
     for batch in feeding.told(progress):
         outputs = proof.run(runs, batch.arrays)
-        for comparison in runs:
-            rows = [*proof.rows(comparison, batch.title, batch.arrays, outputs, plain=comparison == FUSED)]
+        for check in checks:
+            here = outputs if check.proof is proof else {**outputs, **check.proof.run({}, batch.arrays)}
+            here = {**here, check.comparison: here[check.run]}
+            rows = [*check.proof.rows(check.comparison, batch.title, batch.arrays, here, check.floor)]
             result.rows += rows
-            if not all(row.passed for row in rows):
-                failed.setdefault(comparison, (batch.title, batch.arrays, outputs[comparison]))
+            if wrong := tuple(row.output for row in rows if not row.passed):
+                told = check.comparison, batch.title, batch.arrays, here[check.run], wrong
+                failed.setdefault(check.comparison, Failed(*told))
         for comparison, name in COMPARED_WITH_EXPECTED.items() if batch.expected else ():
             if name in outputs:
                 result.rows += proof.rows_of_expected(comparison, batch.title, outputs[name], batch.expected, outputs)
     result.reference = proof.reference
     if bisect and failed:
-        result.first_wrong = _first_wrong(failed, described, path, fused, proof, result)
+        result.first_wrong = _first_wrong(failed, checks, described, path, fused, result, progress)
     result.notices = list(dict.fromkeys(result.notices))
     _note(described, path, result)
     return result
 
 
+@dataclass(frozen=True)
+class Check:
+    """A comparison: outputs of `run` by the rules of `proof`; floor: see Proof.rows."""
+
+    comparison: str
+    proof: Proof
+    run: str
+    floor: float | None = None
+
+
+def _checks(
+    proof: Proof, converted: tuple[ModelProto, Path] | None, engine_runs: bool, described: Manifest
+) -> Iterator[Check]:
+    """In the order of the table. The converted model is looked at twice: what it costs, and whether the engine computes it."""
+    if converted is None:
+        yield Check(FUSED, proof, FUSED, proof.same_maths_floor)
+    else:
+        yield Check(CONVERTED, proof, TWIN, rules.COSTS[proof.compute])
+    if engine_runs:
+        yield Check(ENGINE, proof, ENGINE)
+        if converted is not None:
+            own = Proof(*converted, proof.tolerance, fusions=described.fusions)
+            yield Check(ENGINE_CONVERTED, own, ENGINE)
+
+
 def _first_wrong(
-    failed: Mapping[str, tuple[str, Arrays, Arrays]],
+    failed: Mapping[str, Failed],
+    checks: Sequence[Check],
     described: Manifest,
     plan: Path,
-    fused: ModelProto,
-    proof: Proof,
+    fused: ModelProto | None,
     result: VerifyResult,
+    progress: Progress | None,
 ) -> Finding | None:
     """The first wrong node: of the fused model where that is wrong already, else of the engine; noted where none is found."""
-    comparison = FUSED if FUSED in failed else ENGINE
-    label, feed, outputs = failed[comparison]
+    proofs = {check.comparison: check.proof for check in checks}
+    found = next((name for name in (FUSED, ENGINE_CONVERTED, ENGINE) if name in failed), None)
+    if found is None:
+        return None
     try:
-        if comparison == FUSED:
-            return trace.in_fused(described, fused, proof, label, feed, outputs, comparison)
-        return trace.in_engine(described, plan, proof, label, feed, outputs, comparison)
+        if found == FUSED and fused is not None:
+            return trace.in_fused(failed[found], described, fused, proofs[found])
+        return trace.in_engine(failed[found], described, plan, proofs[found], progress)
     except ConvertError as error:
         result.notices.append(f"the first wrong node was not found: {error.what}")
         return None
 
 
-def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, ModelProto, list[str]]:
-    """The source model with its inputs baked, and the fused one made from it as the build made it; custom ops of ours get
-    their bodies."""
+def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, ModelProto | None, list[str]]:
+    """The source model with its inputs baked, and the fused one made from it as the build made it, unless it was converted too;
+    custom ops of ours get their bodies."""
     libraries.load_plugins((plan.parent / file for file in described.plugin_files), described.backend)
     original = onnx_model.load(source)
     if onnx_model.sha256(source.read_bytes(), original, source.parent) != described.model_sha256:
@@ -131,16 +169,37 @@ def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, 
             "the source model has changed since the plan was built", where=str(source), fix="build the plan again"
         )
     bake(original, decode(described.baked))
+    if described.precision.file:
+        _make_runnable(original, described)
+        return original, None, []
     fused = onnx_model.copy(original)
     notices = []
     fuse_again(described, fused, source.parent)
     if onnx_model.sha256(onnx_model.serialize(fused), fused, source.parent) != described.fused_sha256:
         notices.append(f"this trtconvert fuses the model differently from {described.tool}, which built the plan")
     for model in (original, fused):
-        reference.take_over(model, described)
-        add_bodies(model)
-        shapes.set_ranks(model, described.profile)  # Polygraphy takes an unknown one for 0
+        _make_runnable(model, described)
     return original, fused, notices
+
+
+def _make_runnable(model: ModelProto, described: Manifest) -> None:
+    reference.take_over(model, described)
+    add_bodies(model)
+    shapes.set_ranks(model, described.profile)  # Polygraphy takes an unknown one for 0
+
+
+def _converted(described: Manifest, plan: Path) -> tuple[ModelProto, Path] | None:
+    """The model in the engine's precision, if it was converted, and its folder. ConvertError if it is not there or changed."""
+    if not described.precision.file:
+        return None
+    file = plan.with_name(described.precision.file)
+    model = onnx_model.load(file)
+    if hashlib.sha256(file.read_bytes()).hexdigest() != described.precision.sha256:
+        raise ConvertError(
+            "the converted model has changed since the plan was built", where=str(file), fix="build the plan again"
+        )
+    _make_runnable(model, described)
+    return model, file.parent
 
 
 def _engine(path: Path, result: VerifyResult) -> Engine | None:

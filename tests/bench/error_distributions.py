@@ -25,7 +25,7 @@ from trtconvert.accuracy.proof import REFERENCE, TWIN, Proof
 from trtconvert.accuracy.references import twin_of
 from trtconvert.accuracy.running import Arrays, ModelRun, Runnable
 from trtconvert.inputs import random_feeds
-from trtconvert.verify import _models
+from trtconvert.verify import _converted, _models
 
 HEADER = (
     "model", "compute type", "engine", "outputs", "rel L2 50 / 95 %", "twin's 50 / 95 %", "quotient 50 / 95 %",
@@ -86,7 +86,9 @@ def distributions(model: Path, folder: Path, seeds: int) -> Iterator[list[str]]:
     plan = build(model, folder / f"{model.stem}.plan", options).plan
     described = manifest.read(plan)
     original, fused, _ = _models(described, plan, model)
-    proof = Proof(original, model.parent)
+    converted = _converted(described, plan)
+    proof = Proof(*converted) if converted else Proof(original, model.parent)
+    fused = converted[0] if converted else fused
     runs: dict[str, Runnable] = {}
     if here is not None:
         runs["engine"] = load_engine(plan)

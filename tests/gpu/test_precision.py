@@ -15,13 +15,13 @@ from tests.graphs import graph, layer_norm, save
 from tests.importable import importable
 from trtconvert import BuildOptions, build, load_engine, reference
 from trtconvert import model as onnx_model
+from trtconvert.accuracy.references import twin_of
 from trtconvert.bodies import add_bodies
 from trtconvert.build import BuildResult
 from trtconvert.choice.trials import relative_l2
 from trtconvert.inputs import random_feeds
 from trtconvert.manifest import model_io
 from trtconvert.precision.options import PrecisionOptions
-from trtconvert.precision.rounded import rounded
 
 SLACK = {"fp16": 1e-3, "bf16": 8e-3}  # relative L2: one rounding to the type
 FLOATS = [path.stem for path in sorted(SAMPLES.glob("*.onnx")) if path.stem != "qdq_mlp"]
@@ -35,10 +35,11 @@ def check(result: BuildResult, source: ModelProto, name: str) -> None:
     """The engine is at most twice as far from the source as the converted model with its results rounded."""
     add_bodies(source)
     engine, folder = load_engine(result.plan), result.plan.parent
-    twin = rounded(onnx_model.load(folder / result.manifest.precision.file), folder)
+    twin = twin_of(onnx_model.load(folder / result.manifest.precision.file))
     for label, feeds in random_feeds(model_io(source, "input"), result.manifest.profile, seed=7):
         expected = reference.run(source, folder, feeds)
-        near, got = reference.run(twin, folder, feeds), engine.run(feeds)
+        wide = {n: a.astype(np.float32) if a.dtype.name in ("float16", "bfloat16") else a for n, a in feeds.items()}
+        near, got = reference.run(twin, folder, wide), engine.run(feeds)
         for output, want in expected.items():
             assert got[output].dtype == want.dtype
             bound = 2 * relative_l2(near[output], want) + SLACK[name]

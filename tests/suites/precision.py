@@ -9,7 +9,7 @@ what ONNX's checker took it has to take still. samples: the sample models, and a
 the models inside PyPI's wheels (see tests.suites.wheels; --folder keeps them, or has them). Each as it is, as onnxruntime's
 converter with its defaults makes it ("plain"), and by `--precision`. Errors are relative L2 against the model as it is in
 onnxruntime, the largest of all outputs, on random inputs at the opt shapes: "computed", of the converted model with each node's
-result rounded (see trtconvert.precision.rounded), and with --run, on a GPU, of the engine, with its median time in us. Rows
+result rounded (see trtconvert.accuracy.references), and with --run, on a GPU, of the engine, with its median time in us. Rows
 that fail say why.
 """
 
@@ -34,13 +34,13 @@ from tests.graphs import layer_norm
 from tests.suites import attempts, onnx_nodes, wheels
 from trtconvert import BuildOptions, ConvertError, build, load_engine, manifest, reference, shapes, timing
 from trtconvert import model as onnx_model
+from trtconvert.accuracy.references import twin_of
 from trtconvert.bodies import add_bodies
 from trtconvert.choice.trials import relative_l2
 from trtconvert.diagnosis import structure
 from trtconvert.inputs import random_feeds
 from trtconvert.manifest import Manifest
 from trtconvert.precision.options import PrecisionOptions
-from trtconvert.precision.rounded import rounded
 from trtconvert.profiles import bake
 
 PRECISIONS = ("", "fp16", "bf16", "fp32")
@@ -169,7 +169,7 @@ def _computed(twin: Path, described: Manifest, feeds: Mapping[str, Any], expecte
     if not described.precision.file:
         bake.bake(model, bake.decode(described.baked))
     try:
-        return _worst(reference.run(rounded(model, twin.parent), twin.parent, feeds), expected)
+        return _worst(reference.run(twin_of(model), twin.parent, feeds), expected)
     except Exception as error:  # noqa: BLE001  the row says so
         return _line(error)
 

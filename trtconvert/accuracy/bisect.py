@@ -35,12 +35,13 @@ Distance: TypeAlias = "Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None
 @dataclass(frozen=True)
 class Suspect:
     """What is searched. model: lowered, as engines are made from it. final: outputs of the engine in question. dtypes: of the
-    model's tensors, as far as known."""
+    model's tensors, as far as known. wrong: outputs that are wrong in a way that shows in no distance."""
 
     model: ModelProto
     run: Run
     final: Arrays
     dtypes: Mapping[str, str] = field(default_factory=lambda: dict(NO_DTYPES))
+    wrong: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,16 +149,17 @@ class _Search:
     # --- the search
 
     def result(self) -> Wrong:
-        if self.direct(self.end) <= 1:
+        self.measurable = self.direct(self.end) > 1
+        if not self.measurable and not self.suspect.wrong:
             raise NothingWrongError("the outputs are as close to the reference as they have to be on these inputs")
-        self.blamed = [name for name, far in self.directs[self.end].items() if far > 1]
-        low, high = self._narrow(effects_only=False)
-        single = self._is_to_blame(low, high)
-        if not single:
-            felt = self._narrow(effects_only=True)
-            if felt != (low, high) and (single := self._is_to_blame(*felt)):
-                low, high = felt
-        return self._told(low, high, single)
+        self.blamed = [name for name, far in self.directs[self.end].items() if far > 1] or [*self.suspect.wrong]
+        found = self._narrow(effects_only=False)
+        single = self._is_to_blame(*found)
+        if self.measurable and not (single and self.effect(found[1]) > 1):
+            felt = self._narrow(effects_only=True)  # what is wrong there is not what the outputs show
+            if felt != found and self._is_to_blame(*felt):
+                found, single = felt, True
+        return self._told(*found, single)
 
     def _narrow(self, effects_only: bool) -> tuple[int, int]:
         """A good place and the first bad one behind it, as near to each other as the engines show."""
@@ -166,7 +168,7 @@ class _Search:
             inside = [place for place in sorted(self.values) if low < place < high]
             if not inside:
                 marks = self._marks(low, high)
-                if not marks or self.builds >= self.most:
+                if not marks or self.builds >= self.most - (not self.hiding):  # the last one is to confirm
                     return low, high
                 self._show(marks, low, high)
                 continue
@@ -215,7 +217,9 @@ class _Search:
         return {name: found[name] for name in self.cuts[place].tensors}
 
     def _is_there(self, place: int, values: Arrays) -> bool:
-        """Whether the error shows at that place, where it did before."""
+        """Whether the error shows at that place, where it did before, if it can."""
+        if place == self.end and not self.measurable:
+            return True
         if max(self._distances(values).values()) > 1:
             return True
         return place != self.end and self._effect(values) > 1

@@ -9,7 +9,16 @@ from onnx import GraphProto
 
 from trtconvert import model as onnx_model
 
-MARKABLE = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "bool")  # what TensorRT takes as an output
+MARKABLE = (
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int8",
+    "bool",
+)  # what TensorRT takes as an output, float64 as float32
 _LONG = 16  # nodes: a tensor that cannot be seen and lives longer closes no place, since it would close all of them
 _SHAPES = ("Shape", "Size")
 

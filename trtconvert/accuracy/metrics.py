@@ -129,8 +129,8 @@ def _bias(error: Array, groups: Array, size: float) -> tuple[float, float]:
     """Bounds of the relative L2 of what the group of an element decides of its error.
 
     Of group k with n elements, mean m and variance v of the error, n m^2 - v is expected to be n times the square of the
-    systematic error: noise that has nothing to do with the group adds v to n m^2. The sum over groups of that noise strays
-    by sqrt(2 sum v^2), SIGMAS of which make the bounds.
+    systematic error b: noise that has nothing to do with the group adds v to n m^2. The sum over groups strays by the root of
+    sum 2 v^2 + 4 n b^2 v, SIGMAS of which make the bounds.
     """
     which = groups.ravel()
     count = np.bincount(which).astype(np.float64)
@@ -140,7 +140,8 @@ def _bias(error: Array, groups: Array, size: float) -> tuple[float, float]:
     count, total, squares = count[full], total[full], squares[full]
     mean = total / count
     variance = np.maximum(squares - count * mean**2, 0.0) / (count - 1)
-    energy = float((count * mean**2 - variance).sum())
-    stray = SIGMAS * float(np.sqrt(2 * (variance**2).sum()))
+    parts = count * mean**2 - variance
+    energy = float(parts.sum())
+    stray = SIGMAS * float(np.sqrt((2 * variance**2 + 4 * np.maximum(parts, 0.0) * variance).sum()))
     low, high = (float(np.sqrt(max(e, 0.0))) / (size or 1.0) for e in (energy - stray, energy + stray))
     return low, high

@@ -14,7 +14,7 @@ from trtconvert.accuracy import blame, metrics, references, rules, suspects
 from trtconvert.accuracy.results import Errors, OutputResult
 from trtconvert.accuracy.rules import Rule, Verdict
 from trtconvert.accuracy.running import Arrays, FirstThatRuns, ModelRun, Runnable, run_all
-from trtconvert.accuracy.suspects import Trial
+from trtconvert.accuracy.suspects import Suspect, Trial
 from trtconvert.errors import ConvertError
 from trtconvert.lowering.functions import inline_local
 from trtconvert.model import copy
@@ -27,8 +27,9 @@ _QUANTIZERS = ("QuantizeLinear", "LayerNormGeluQuantize", "LayerNormQuantize", "
 class Proof:
     """Reference, twin and suspects of a model, ready to run.
 
-    model: the source, with function bodies for ops of ours. converted: the same in the engine's precision, if it was
-    converted; NaN and Inf that conversion brings are then faults. fusions: as the manifest has them, for messages.
+    model: the source, with function bodies for ops of ours; folder: of its external data. converted: the same in the engine's
+    precision, if it was converted, and its folder; NaN and Inf that conversion brings are then faults. fusions: as the manifest
+    has them, for messages.
     """
 
     def __init__(
@@ -36,11 +37,11 @@ class Proof:
         model: ModelProto,
         folder: Path,
         tolerance: float | None = None,
-        converted: ModelProto | None = None,
+        converted: tuple[ModelProto, Path] | None = None,
         fusions: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.model, self.folder, self.tolerance, self.fusions = model, folder, tolerance, fusions
-        self.computed = converted if converted is not None else model
+        self.computed, self.computed_folder = converted or (model, folder)
         self.is_source = converted is None
         self.precision = references.precision_of(self.computed)
         products = self.precision in ("float32", "float64") and references.multiplies(self.computed)
@@ -49,11 +50,17 @@ class Proof:
         widened = references.reference_of(model)
         self.runs: dict[str, Runnable] = {
             REFERENCE: self._reference(model, widened),
-            TWIN: ModelRun(references.twin_of(self.computed), folder),
+            TWIN: ModelRun(references.twin_of(self.computed), self.computed_folder),
         }
-        self.suspects = {f"suspect {i}": suspect for i, suspect in enumerate(suspects.suspects(widened))}
+        self.suspects: dict[str, Suspect] = {}
+        for suspect in suspects.suspects(widened):
+            name = f"suspect {len(self.suspects)}"
+            try:
+                self.runs[name] = ModelRun(suspect.model, folder)
+            except ConvertError:  # an op that does not take what was changed; then it is not looked for
+                continue
+            self.suspects[name] = suspect
         self.trials: dict[tuple[str, str], Trial] = {}
-        self.runs |= {name: ModelRun(suspect.model, folder) for name, suspect in self.suspects.items()}
         self._twin: tuple[Arrays, dict[str, Errors]] = ({}, {})  # outputs and their errors
         self._first: str | None = None  # what makes NaN or Inf in the twin
         self.quantized = {
@@ -88,17 +95,22 @@ class Proof:
         """Another writing of the source model, widened as the reference is."""
         return ModelRun(references.reference_of(model), self.folder)
 
+    @property
+    def same_maths_floor(self) -> float:
+        """Relative L2 that another writing of the source model may differ by."""
+        return rules.SAME_MATHS[self.compute]
+
     def run(self, others: Mapping[str, Runnable], feeds: Arrays) -> dict[str, Arrays]:
         """Outputs of reference, twin and suspects, and of others, for the same inputs."""
         return run_all({**self.runs, **others}, feeds)
 
     def rows(
-        self, comparison: str, label: str, feeds: Arrays, outputs: Mapping[str, Arrays], plain: bool = False
+        self, comparison: str, label: str, feeds: Arrays, outputs: Mapping[str, Arrays], floor: float | None = None
     ) -> Iterator[OutputResult]:
-        """Verdicts on outputs[comparison], output by output. plain: another writing of the same maths, which no twin excuses."""
-        expected, got = outputs[REFERENCE], outputs[comparison]
+        """Verdicts on outputs[comparison], output by output. floor: of the relative L2, for what no twin excuses."""
+        expected, got, plain = outputs[REFERENCE], outputs[comparison], floor is not None
         twin = {} if plain else outputs[TWIN]
-        rule = Rule(self.rule.name, rules.SAME_MATHS[self.compute], 0.0, self.rule.origin) if plain else self.rule
+        rule = self.rule if floor is None else Rule(self.rule.name, floor, 0.0, self.rule.origin)
         verdicts = {
             name: rules.judge(
                 got.get(name),
@@ -199,7 +211,7 @@ class Proof:
             return made
         if self._first is None:
             written = inline_local(copy(self.computed))
-            self._first = blame.source_of(references.twin_of(self.computed), self.folder, feeds, written)
+            self._first = blame.source_of(references.twin_of(self.computed), self.computed_folder, feeds, written)
         return self._first or (
             f"the same model in the same precision stays finite in onnxruntime: only the engine makes them, at {node}"
         )

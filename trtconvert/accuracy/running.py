@@ -105,7 +105,10 @@ def _runner(run: Runnable, feeds: Arrays) -> Any:
             return metadata
 
         def infer_impl(self, feed_dict: Mapping[str, Any]) -> Arrays:
-            outputs = run.run(dict(feed_dict))
+            taken = {
+                io.name: numpy_dtype(io.dtype) for io in run.inputs
+            }  # float64 as float32, say, or inputs made fp16
+            outputs = run.run({name: feed_dict[name].astype(dtype, copy=False) for name, dtype in taken.items()})
             self.inference_time = 0.0
             return outputs
 

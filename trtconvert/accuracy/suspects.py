@@ -35,7 +35,7 @@ _MOSTLY = 0.75
 _MEANT = 1e-5  # a suspect whose output differs less, as relative L2, is no suspect
 _EXACT = 1e-4  # how exactly a share can be known
 _NORMS = ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization", "RMSNormalization",
-          "SimplifiedLayerNormalization", "SkipLayerNormalization", "MeanVarianceNormalization")  # fmt: skip
+          "SimplifiedLayerNormalization", "SkipLayerNormalization")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +20,50 @@ from trtconvert.accuracy.rules import Rule
 from trtconvert.bodies import add_bodies
 from trtconvert.manifest import AS_IN_MODEL, Manifest
 from trtconvert.model import copy
+from trtconvert.monitor import Progress
 from trtconvert.remake import remake
 
 BEYOND = 1 + 1e-6  # at least, of what a check finds that has no figure
 
 
+@dataclass(frozen=True)
+class Failed:
+    """A comparison that failed: on which inputs, with which outputs, and which of these are wrong."""
+
+    comparison: str
+    label: str
+    feeds: Arrays
+    outputs: Arrays
+    wrong: tuple[str, ...]
+
+
 def in_engine(
-    described: Manifest, plan: Path, proof: Proof, label: str, feeds: Arrays, outputs: Arrays, comparison: str
+    failed: Failed, described: Manifest, plan: Path, proof: Proof, progress: Progress | None = None
 ) -> Finding:
-    """The first node that is wrong in the plan's engine, which gave these outputs. NothingWrongError if the rules let them
-    pass; ConvertError where engines cannot be made or run."""
+    """The first node that is wrong in the plan's engine. ConvertError where engines cannot be made or run."""
     remade = remake(described, plan)
     lowered = remade.lowered()
     known = copy(remade.ready)
     reference.take_over(known, described)
     add_bodies(known)
     dtypes = Parts(known, remade.maker.source.parent).dtypes
-    run = engines.runs(remade.maker, lowered, remade.profile, feeds)
+    run = _told(engines.runs(remade.maker, lowered, remade.profile, failed.feeds), progress)
     twin = Parts(references.twin_of(proof.computed), remade.maker.source.parent)
-    suspect = Suspect(lowered.model, run, outputs, dtypes)
-    wrong = bisect(suspect, _right(proof), twin, feeds, distance(proof.rule, proof.tolerance, proof.is_source))
+    suspect = Suspect(lowered.model, run, failed.outputs, dtypes, failed.wrong)
+    wrong = bisect(suspect, _right(proof), twin, failed.feeds, distance(proof.rule, proof.tolerance, proof.is_source))
     converted = described.precision.name != AS_IN_MODEL
-    return describe(wrong, lowered.model, remade.source, described.fusions, converted, comparison, label)
+    where = failed.comparison, failed.label
+    return describe(wrong, lowered.model, remade.source, described.fusions, converted, *where)
 
 
-def in_fused(
-    described: Manifest, fused: ModelProto, proof: Proof, label: str, feeds: Arrays, outputs: Arrays, comparison: str
-) -> Finding:
+def in_fused(failed: Failed, described: Manifest, fused: ModelProto, proof: Proof) -> Finding:
     """The first node of the fused model, run in onnxruntime, that is not what the source model says."""
     written = references.reference_of(fused)
     rule = Rule(proof.rule.name, rules.SAME_MATHS[proof.compute], 0.0, "")
-    suspect = Suspect(written, _in_onnxruntime(proof.folder, feeds), outputs, Parts(written, proof.folder).dtypes)
-    wrong = bisect(suspect, _right(proof), None, feeds, distance(rule, proof.tolerance, proof.is_source))
-    return describe(wrong, written, proof.model, described.fusions, False, comparison, label)
+    run, dtypes = _in_onnxruntime(proof.folder, failed.feeds), Parts(written, proof.folder).dtypes
+    suspect = Suspect(written, run, failed.outputs, dtypes)
+    wrong = bisect(suspect, _right(proof), None, failed.feeds, distance(rule, proof.tolerance, proof.is_source))
+    return describe(wrong, written, proof.model, described.fusions, False, failed.comparison, failed.label)
 
 
 def _right(proof: Proof) -> Parts:
@@ -62,6 +75,18 @@ def _in_onnxruntime(folder: Path, feeds: Arrays) -> Run:
         return Parts(model, folder).run([output.name for output in model.graph.output], {**feeds, **given})
 
     return run
+
+
+def _told(run: Run, progress: Progress | None) -> Run:
+    """Says before each engine how many there were."""
+    count = itertools.count()
+
+    def told(model: ModelProto, given: Arrays) -> Arrays:
+        if progress is not None:
+            progress("searching for the first wrong node", next(count), 0)
+        return run(model, given)
+
+    return told
 
 
 def distance(rule: Rule, tolerance: float | None = None, overflows: bool = True) -> Distance:

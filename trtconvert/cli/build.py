@@ -88,7 +88,7 @@ TENSORS_SHOWN = 8
     "--calib",
     type=click.Path(path_type=Path),
     metavar="FOLDER|FILE.npz",
-    help="Samples that int8's scales are measured on.",
+    help="Samples on which int8's scales, or what float16 cannot hold, are measured.",
 )
 @click.option(
     "--calib-method",
@@ -174,8 +174,10 @@ def command(
         raise click.UsageError(f"--no-fuse and {other} contradict each other")
     if precision is None and (keep_fp32 or io_precision != "keep" or caster != "trtconvert"):
         raise click.UsageError("--io-precision, --keep-fp32 and --caster need --precision")
-    if (calib is not None or calib_search) and precision not in ("int8", "int8+fp16"):
-        raise click.UsageError("--calib and --calib-search need --precision int8 or int8+fp16")
+    if calib is not None and precision in (None, "fp32"):
+        raise click.UsageError("--calib needs --precision int8, int8+fp16, fp16 or bf16")
+    if calib_search and precision not in ("int8", "int8+fp16"):
+        raise click.UsageError("--calib-search needs --precision int8 or int8+fp16")
     if precision == "int8" and (io_precision != "keep" or caster != "trtconvert"):
         raise click.UsageError("int8 leaves the rest as it is: --io-precision and --caster need int8+fp16")
     chosen = BuildOptions(

@@ -57,8 +57,7 @@ class Casting:
     """One change of a model, in place: tensors of the dtypes `changing` become `target`, but around nodes that stay.
 
     views: of all graphs, in the order of `all_graphs`. io: dtype of the float inputs and outputs, "" to keep. rounded: an
-    array of the target's dtype for a constant. rounds: what nodes made in the type before is rounded to it still. folder: of
-    external data.
+    array of the target's dtype for a constant. folder: of external data.
     """
 
     def __init__(
@@ -72,13 +71,11 @@ class Casting:
         told: Told = lambda *_: None,
         io: str = "",
         rounded: Rounded | None = None,
-        rounds: bool = False,
     ) -> None:
         self.model, self.folder, self.changing, self.target, self.io = model, folder, changing, target, io
         self.told, self.writing = told, Writing(model)
         self.opset = onnx_model.opset(model)
         self.rounded = rounded or (lambda _name, array: array.astype(numpy_dtype(target)))
-        self.rounds = rounds
         self._views: Iterator[GraphView] = iter(views)
         # Asked of all nodes before the first is changed.
         self._reasons = {id(node): stays(view, node) for view in views for node in view.nodes}
@@ -182,23 +179,13 @@ class Casting:
         for index, (name, dtype) in enumerate(zip(node.output, outputs, strict=True)):
             if dtype in self.changing:
                 scope.now[name] = self.target if flex and flex.outputs[index] else dtype
-        rounds = self.rounds and any(dtype in self.changing for dtype in outputs)
-        if not rounds and self._is_void(scope, node, flex is not None):
+        if self._is_void(scope, node, flex is not None):
             scope.same[node.output[0]] = node.input[0]
             return
         if flex:
             self._retype(node, outputs)
         self._rebody(scope, node, rank)
         scope.nodes.append(node)
-        if rounds and flex:
-            self._round(scope, node, outputs)
-
-    def _round(self, scope: _Scope, node: NodeProto, outputs: Sequence[str]) -> None:
-        """Casts to the type that the outputs had, and back."""
-        for index, (name, dtype) in enumerate(zip(list(node.output), outputs, strict=True)):
-            if dtype in self.changing:
-                node.output[index], narrow = self._unique(f"{name}_exact"), self._unique(f"{name}_{dtype}")
-                scope.nodes += [self._cast(node.output[index], narrow, dtype), self._cast(narrow, name, self.target)]
 
     def _is_void(self, scope: _Scope, node: NodeProto, changed: bool) -> bool:
         """Whether it is a Cast between equal types now, which then goes."""

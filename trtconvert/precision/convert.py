@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from trtconvert import model as onnx_model
+from trtconvert.calibration import calibration
 from trtconvert.custom_ops import wishes
 from trtconvert.custom_ops.custom import Custom
 from trtconvert.errors import ConvertError
+from trtconvert.feeds.contract import Contract
+from trtconvert.feeds.feed import FeedOptions
+from trtconvert.feeds.feed import feeds as random_feeds
 from trtconvert.graph import GraphView
-from trtconvert.inputs import random_feeds
 from trtconvert.manifest import model_io
 from trtconvert.precision import casters
 from trtconvert.precision.casting import Casting, Stays, Told
@@ -57,7 +60,7 @@ class Conversion:
     """Converts a model and what is made from it, such as the model fused, or cuts of it.
 
     source: the model before fusing, whose values are measured. folder: of its external data. custom: the creators that there
-    are. feeds: inputs to measure its values with; random ones unless given.
+    are. feeds: inputs to measure its values with; those of --calib, or random ones by role, unless given.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Conversion:
     ) -> None:
         self.options, self.source, self.folder, self.profile = options, source, folder, profile
         self.custom, self.kind = custom or Custom(), KINDS[options.name]
-        self.feeds, self._counted = feeds, _Counted()
+        self.feeds, self._counted = feeds, _Counted(str(options.calib or "random"))
         self.notes: list[str] = []
 
     @cached_property
@@ -82,12 +85,24 @@ class Conversion:
     @cached_property
     def extents(self) -> dict[str, Extent] | None:
         """Of the source's tensors; None where nothing can be measured."""
-        feeds = self.feeds if self.feeds is not None else _random(self.prepared, self.profile)
+        feeds = self.feeds if self.feeds is not None else self._data()
         try:
             return measure(self.prepared, self.folder, self._counted(feeds))
         except ConvertError as error:
             self.notes.append(f"which nodes must stay in float32 was not measured, but taken by op: {error.what}")
             return None
+
+    def _data(self) -> Feeds:
+        """The samples of --calib, or random ones by role at min, opt and max."""
+        shapes, values = (
+            {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
+            for ranges in (self.profile.ranges, self.profile.values)
+        )
+        model = self.prepared
+        contract = Contract(model_io(model, "input"), [o.name for o in model.graph.output], shapes, values)
+        if self.options.calib is not None:
+            return calibration(self.options.calib, model, self.folder, contract)
+        return (batch.arrays for batch in random_feeds(FeedOptions(), model, self.folder, contract).batches)
 
     def apply(self, model: ModelProto, profile: Profile, interior: bool = False) -> Converted:
         """The model, or one made from it, converted; it is not changed itself. interior: its inputs and outputs are tensors
@@ -159,24 +174,21 @@ def _fault(model: ModelProto) -> ConvertError | None:
     return None
 
 
-def _random(model: ModelProto, profile: Profile) -> Feeds:
-    shapes, values = (
-        {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
-        for ranges in (profile.ranges, profile.values)
-    )
-    return (feed for _, feed in random_feeds(model_io(model, "input"), shapes, seed=0, values=values))
-
-
 class _Counted:
     """Feeds as they pass by: how many, and their digest."""
 
-    def __init__(self) -> None:
-        self.told: dict[str, Any] = {}
+    def __init__(self, source: str) -> None:
+        self.source, self.told = source, dict[str, Any]()
 
     def __call__(self, feeds: Feeds) -> Iterator[Mapping[str, NDArray[Any]]]:
         digest = hashlib.sha256()
         for samples, feed in enumerate(feeds, 1):
             for name in sorted(feed):
                 digest.update(name.encode() + feed[name].tobytes())
-            self.told = {"method": "largest and least values", "samples": samples, "digest": digest.hexdigest()}
+            self.told = {
+                "method": "largest and least values",
+                "data": self.source,
+                "samples": samples,
+                "digest": digest.hexdigest(),
+            }
             yield feed

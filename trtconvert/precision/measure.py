@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trtconvert import model as onnx_model
 from trtconvert import reference
-from trtconvert.bodies import add_bodies, raise_ir
+from trtconvert.bodies import add_bodies
 from trtconvert.errors import ConvertError
 from trtconvert.graph import GraphView
 from trtconvert.precision import prepare
+from trtconvert.precision.uses import Uses
 
-_DOMAIN, _OP = "trtconvert.measure", "Extent"
+_RESULT = "trtconvert.extents"
 _FIRST_OPSET = 9  # that has Where
 
 
@@ -44,24 +45,72 @@ class Extent:
 def measure(model: ModelProto, folder: Path, feeds: Iterable[Mapping[str, NDArray[Any]]]) -> dict[str, Extent]:
     """Extents by tensor, after the path of its graph. model: float32, with bodies of ours, of which it gets those it lacks.
 
-    ConvertError where onnxruntime does not run it.
+    The least value is measured where something is divided by it. ConvertError where onnxruntime does not run the model.
     """
     if onnx_model.opset(model) < _FIRST_OPSET:
         raise ConvertError(
             f"in opset {onnx_model.opset(model)} values are not measured, from {_FIRST_OPSET} on they are"
         )
-    probed, names = _probed(model, folder)
     found: dict[str, Extent] = {}
+    fault = "there are no inputs to run it on"
     try:
-        session = reference.session(probed, folder)
-        for feed in feeds:
-            (vector,) = session.run([_OP], dict(feed))
-            for name, (low, high, least) in zip(names, np.asarray(vector).reshape(-1, 3).tolist(), strict=True):
-                extent = Extent(-low, high, -least)
-                found[name] = found[name].join(extent) if name in found else extent
+        probes = _Probes(model, folder)
     except Exception as error:  # onnxruntime's exceptions have no common base of their own
-        raise ConvertError(f"onnxruntime cannot run it: {next(iter(str(error).splitlines()), '')}") from error
+        raise _not_run(_first_line(error)) from error
+    runs = 0
+    for feed in feeds:
+        try:
+            told = list(probes.run(feed))
+        except Exception as error:  # noqa: BLE001  the same; sizes at min or max need not go together
+            fault = _first_line(error)
+            continue
+        runs += 1
+        for name, extent in told:
+            found[name] = found[name].join(extent) if name in found else extent
+    if not runs:
+        raise _not_run(fault)
     return found
+
+
+def _not_run(why: str) -> ConvertError:
+    return ConvertError(f"onnxruntime cannot run it: {why}")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+class _Probes:
+    """Models that tell extents: of all tensors, and of those with Inf or NaN, which takes longer."""
+
+    def __init__(self, model: ModelProto, folder: Path) -> None:
+        self.model, self.folder = model, folder
+        self.finite, self.names = self._session(None)
+        self.careful: dict[frozenset[str], tuple[Any, list[str]]] = {}
+
+    def _session(self, only: frozenset[str] | None) -> tuple[Any, list[str]]:
+        probed, names = _probed(self.model, self.folder, only)
+        return reference.session(probed, self.folder, in_order=True), names
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, Extent]]:
+        """The extent of each tensor."""
+        odd = set()
+        for name, extent in self._told(self.finite, self.names, feed):
+            if (extent.low <= extent.high and not np.isfinite([extent.low, extent.high]).all()) or np.isnan(extent.low):
+                odd.add(name)
+            else:
+                yield name, extent
+        if odd:
+            key = frozenset(odd)
+            if key not in self.careful:
+                self.careful[key] = self._session(key)
+            yield from self._told(*self.careful[key], feed)
+
+    @staticmethod
+    def _told(session: Any, names: list[str], feed: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, Extent]]:
+        (vector,) = session.run([_RESULT], dict(feed))
+        for name, (low, high, least) in zip(names, np.asarray(vector).reshape(-1, 3).tolist(), strict=True):
+            yield name, Extent(-low, high, -least)
 
 
 def of_array(array: NDArray[Any]) -> Extent:
@@ -74,26 +123,24 @@ def of_array(array: NDArray[Any]) -> Extent:
 # --- the model that tells ------------------------------------------------------------------------------------------
 
 
-def _probed(model: ModelProto, folder: Path) -> tuple[ModelProto, list[str]]:
-    """A copy whose output `Extent` holds -low, high and -least of each tensor, and the tensors' names: of joined vectors the
-    largest numbers are the extent again."""
+def _probed(model: ModelProto, folder: Path, only: frozenset[str] | None) -> tuple[ModelProto, list[str]]:
+    """A copy whose output _RESULT holds -low, high and -least of each tensor, or of these only, then without their Inf and NaN;
+    and the tensors' names. Of joined vectors the largest numbers are the extent again."""
     copy = onnx_model.copy(model)
     add_bodies(copy)
     views = iter(prepare.views(copy, folder))
     names: list[str] = []
-    vector = _Probe(onnx_model.opset(copy), views, names).graph()
+    vector = _Probe(onnx_model.opset(copy), views, names, only).graph()
     copy.graph.output.append(helper.make_tensor_value_info(vector, TensorProto.FLOAT, None))
-    raise_ir(copy)
-    copy.functions.append(_function(onnx_model.opset(copy)))
-    copy.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     return copy, names
 
 
 class _Probe:
     """Adds to graphs, in place, what tells their extents. names: grows in the order of the vector's elements."""
 
-    def __init__(self, opset: int, views: Iterator[GraphView], names: list[str]) -> None:
-        self.opset, self.views, self.names, self.count = opset, views, names, 0
+    def __init__(self, opset: int, views: Iterator[GraphView], names: list[str], only: frozenset[str] | None) -> None:
+        self.opset, self.views, self.names, self.only, self.count = opset, views, names, only, 0
+        self.uses = Uses()
 
     def graph(self) -> str:
         """The tensor that has the extents of the next graph and of those inside it."""
@@ -109,7 +156,7 @@ class _Probe:
                 parts.append(self._export(node, held, made))
             for name in node.output:
                 self._extent(view, name, made, parts)
-        result = _OP if view.parent is None else self._name("all")
+        result = _RESULT if view.parent is None else self._name("all")
         made.append(helper.make_node("Concat", [*parts, self._constant(made, 0)], [result], axis=0))
         copies = [NodeProto.FromString(node.SerializeToString()) for node in made]
         del view.graph.node[:]
@@ -125,9 +172,48 @@ class _Probe:
     def _extent(self, view: GraphView, name: str, made: list[NodeProto], parts: list[str]) -> None:
         if not name or view.info(name).dtype != "float32" or name in view.initializers:
             return
-        parts.append(self._name("part"))
-        made.append(helper.make_node(_OP, [name], [parts[-1]], domain=_DOMAIN))
+        if self.only is not None and view.path + name not in self.only:
+            return
         self.names.append(view.path + name)
+        finite = self.only is None
+        low, high = (name, name) if finite else self._finite(name, made)
+        rows = [self._reduced("ReduceMin", low, made), self._reduced("ReduceMax", high, made)]
+        rows[0] = self._node("Neg", [rows[0]], made)
+        if self.uses.is_divisor(view, name):
+            rows.append(self._reduced("ReduceMax", self._small(name, made), made))
+        else:
+            rows.append(self._constant(made, 1))
+        parts += rows
+
+    def _finite(self, name: str, made: list[NodeProto]) -> tuple[str, str]:
+        """The tensor with what is not finite far above the rest, and far below it."""
+        size = self._node("Abs", [name], made)
+        finite = self._node("Less", [size, self._number(made, np.inf)], made)
+        low = self._node("Where", [finite, name, self._number(made, np.inf)], made)
+        return low, self._node("Where", [finite, name, self._number(made, -np.inf)], made)
+
+    def _small(self, name: str, made: list[NodeProto]) -> str:
+        """The negative absolute values, of zeros and what is not finite -inf."""
+        size = self._node("Abs", [name], made)
+        finite = self._node("Less", [size, self._number(made, np.inf)], made)
+        some = self._node("Greater", [size, self._number(made, 0)], made)
+        counts = self._node("And", [finite, some], made)
+        negative = self._node("Neg", [size], made)
+        return self._node("Where", [counts, negative, self._number(made, -np.inf)], made)
+
+    def _reduced(self, op_type: str, name: str, made: list[NodeProto]) -> str:
+        """One element, as a vector."""
+        scalar = self._node(op_type, [name], made, keepdims=0)
+        return self._node("Reshape", [scalar, self._number(made, np.array([1], np.int64))], made)
+
+    def _node(self, op_type: str, inputs: list[str], made: list[NodeProto], **attributes: Any) -> str:
+        output = self._name(op_type)
+        made.append(helper.make_node(op_type, inputs, [output], **attributes))
+        return output
+
+    def _number(self, made: list[NodeProto], value: Any) -> str:
+        array = value if isinstance(value, np.ndarray) else np.array(value, np.float32)
+        return self._node("Constant", [], made, value=numpy_helper.from_array(array))
 
     def _export(self, node: NodeProto, held: list[tuple[GraphProto, int, str]], made: list[NodeProto]) -> str:
         """A further output of the node: what its graphs say. A graph that did not run says that there were no values."""
@@ -170,42 +256,8 @@ class _Probe:
         return result
 
     def _constant(self, made: list[NodeProto], size: int) -> str:
-        name = self._name("none")
-        value = numpy_helper.from_array(np.full(size, -np.inf, np.float32))
-        made.append(helper.make_node("Constant", [], [name], value=value))
-        return name
+        return self._number(made, np.full(size, -np.inf, np.float32))
 
     def _name(self, what: str) -> str:
         self.count += 1
-        return f"{_DOMAIN}/{what}_{self.count}"
-
-
-def _function(opset: int) -> FunctionProto:
-    """[-low, high, -least] of a tensor's finite values; -inf for each where it has none."""
-
-    def node(op_type: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
-        return helper.make_node(op_type, inputs, [output], **attributes)
-
-    def constant(name: str, value: NDArray[Any]) -> NodeProto:
-        return node("Constant", [], name, value=numpy_helper.from_array(value))
-
-    nodes = [
-        constant("inf", np.array(np.inf, np.float32)),
-        constant("none", np.array(-np.inf, np.float32)),
-        constant("zero", np.array(0, np.float32)),
-        constant("one", np.array([1], np.int64)),
-        node("Abs", ["x"], "size"),
-        node("Less", ["size", "inf"], "finite"),
-        node("Greater", ["size", "zero"], "some"),
-        node("And", ["finite", "some"], "counts"),
-        node("Neg", ["x"], "negative"),
-        node("Neg", ["size"], "small"),
-        node("Where", ["finite", "negative", "none"], "a"),
-        node("Where", ["finite", "x", "none"], "b"),
-        node("Where", ["counts", "small", "none"], "c"),
-    ]
-    for name in "abc":
-        nodes.append(node("ReduceMax", [name], f"{name}_max", keepdims=0))
-        nodes.append(node("Reshape", [f"{name}_max", "one"], f"{name}_row"))
-    nodes.append(node("Concat", ["a_row", "b_row", "c_row"], "extent", axis=0))
-    return helper.make_function(_DOMAIN, _OP, ["x"], ["extent"], nodes, [helper.make_opsetid("", opset)])
+        return f"{_RESULT}/{what}_{self.count}"

@@ -13,11 +13,11 @@ KEEP = "keep"
 
 @dataclass(frozen=True)
 class PrecisionOptions:
-    """name: "fp16", "bf16" or "fp32"; "int8", which leaves the rest of the model as it is, or
-    "int8+fp16"; "" for the model as it is. io: dtype
-    of the model's float inputs and outputs, of those names too, or "keep". keep_fp32: nodes that stay in float32, by name or op.
-    caster: who converts. calib: folder or file of samples that int8's scales are measured on, random ones if None; calib_method:
-    how, see `int8_ranges.measure`; calib_search: leave float what int8 costs most, see `int8_sensitivity`.
+    """name: "fp16", "bf16" or "fp32"; "int8", which leaves the rest of the model as it is, or "int8+fp16"; "" for the model as
+    it is. io: dtype of the model's float inputs and outputs, of those names too, or "keep". keep_fp32: nodes that stay in
+    float32, by name or op. caster: who converts. calib: folder or file of samples that int8's scales, or what float16 cannot
+    hold, are measured on, random ones if None; calib_method: how the scales follow, see `int8_ranges.measure`; calib_search:
+    leave float what int8 costs most, see `int8_sensitivity`.
     """
 
     name: str = ""

@@ -58,6 +58,7 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
         (p, plots.histogram(p.evidence), plots.scatter(p.evidence, [element for _, element in p.worst]))
         for p in pictures(result.rows, OUTPUTS_DRAWN, WORST_SHOWN)
     ]
+    fusions = _fusions(described)
     text: str = environment.from_string(template).render(
         result=result,
         roles=list(result.roles.items())[:ROWS_SHOWN],
@@ -75,7 +76,8 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
         drawn=drawn,
         exact=_exact,
         facts=facts(described, plan),
-        fusions=_fusions(described),
+        fusions=fusions,
+        timed=any(each["plugin_us"] or each["native_us"] or each["ratio"] for each in fusions),
         kept=described.precision.kept[:ROWS_SHOWN],
         first_wrong=list(result.first_wrong.lines()) if result.first_wrong is not None else [],
         manifest=_manifest(described),
