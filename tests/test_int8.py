@@ -43,6 +43,7 @@ FUSED = {
     "wav2vec2_features": {"LayerNormGeluQuantize": 2, "LayerNormGelu": 1},
     "convnextv2_block": {"LayerNormQuantize": 1, "GlobalResponseNorm": 1},
     "resnet_block": {"GroupNormSilu": 2},
+    "keras_ln_gelu": {"LayerNormGeluQuantize": 1},
 }
 Feed = Mapping[str, NDArray[Any]]
 
@@ -202,6 +203,25 @@ def test_a_transformer_s_block() -> None:
     assert error(built, made, feeds(built, 1)[0]) < BOUND
     plain = int8(built, before_gelu=False).model
     assert quantized(plain) == ["z", "o", "z1", "y"]
+
+
+def test_quantized_before_it_is_moved_where_only_its_sizes_are_read_too() -> None:
+    """As tf2onnx writes a Dense layer of Keras."""
+    body = (
+        f"{LN} {GELU} sizes = Shape(y) some = Slice(sizes, i0, i2) shape = Concat<axis=0>(some, i16) "
+        "flat = Reshape(y, rows) m = MatMul(flat, w16) out = Reshape(m, shape)"
+    )
+    given = {"i0": [0], "i2": [2], "i16": [16], "rows": [-1, 8]}
+    built = model(
+        body, "float[2,T,8] x", "float[2,T,16] out", w16=V, **{k: np.array(v, np.int64) for k, v in given.items()}
+    )
+    feed = {"x": np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)}
+    made = int8(built, [feed]).model
+    assert quantized(made) == ["y"]
+    assert [f.op for f in fuse_model(onnx_model.copy(made), HERE, registry.by_pattern(())).fusions] == [
+        "LayerNormGeluQuantize"
+    ]
+    assert error(built, made, feed) < BOUND
 
 
 def test_nothing_inside_a_decomposed_norm_or_gelu(tmp_path: Path) -> None:
@@ -423,11 +443,8 @@ def test_int8_with_the_rest_in_float16(tmp_path: Path) -> None:
 
 
 FLAGS = {
-    "--calib needs int8": (("--calib", "x.npz"), "--calib and --calib-search need --precision int8"),
-    "search needs int8": (
-        ("--precision", "fp16", "--calib-search"),
-        "--calib and --calib-search need --precision int8",
-    ),
+    "--calib needs a precision": (("--calib", "x.npz"), "--calib needs --precision int8"),
+    "search needs int8": (("--precision", "fp16", "--calib-search"), "--calib-search needs --precision int8"),
     "types of inputs": (("--precision", "int8", "--io-precision", "fp16"), "need int8+fp16"),
 }
 

@@ -1,8 +1,9 @@
-"""Models in float16 and bfloat16: do they build, how large are the plans, how far off are they, how fast.
+"""Models in float16, bfloat16 and int8: do they build, how large are the plans, how far off are they, how fast.
 
     python -m tests.suites.precision convert [--only REGEX]
     python -m tests.suites.precision nodes [--only REGEX] [--target SM]
-    python -m tests.suites.precision samples|wheels [--only TEXT] [--folder WHEELS] [--run] [--target SM] [--output FILE.md]
+    python -m tests.suites.precision samples|wheels [--only TEXT] [--form TEXT] [--folder WHEELS] [--run] [--target SM]
+                                                    [--output FILE.md]
 
 convert: ONNX's own node tests with floats, converted to fp16 and bf16: each has to give a valid model, which in fp16 computes the
 same in onnxruntime. nodes: the same tests in each precision: a model that builds as it is has to build converted as well, and
@@ -20,7 +21,7 @@ import argparse
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ from trtconvert.precision.options import PrecisionOptions
 from trtconvert.profiles import bake
 
 PRECISIONS = ("", "fp16", "bf16", "fp32")
-FORMS = ("as it is", "plain fp16", "fp16", "bf16")
+FORMS = ("as it is", "plain fp16", "fp16", "bf16", "int8", "int8+fp16")
+NO_PRODUCTS = "nothing in the model can be int8"  # what build says of it
 LIMIT_S = 300.0
 NEAR = 5e-3  # relative L2 of float16
 RANDOM = ("Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial")
@@ -251,7 +253,9 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}".replace("|", "/")
 
 
-def models(what: str, only: str, folder: Path | None, run: bool, target: str) -> tuple[list[list[str]], int]:
+def models(
+    what: str, only: str, forms: Sequence[str], folder: Path | None, run: bool, target: str
+) -> tuple[list[list[str]], int]:
     """The rows, printed as they come; and how many were not built."""
     rows, bad = [], 0
     child = Child(attempt, LIMIT_S)
@@ -261,10 +265,10 @@ def models(what: str, only: str, folder: Path | None, run: bool, target: str) ->
             if only not in path.stem:
                 continue
             outcome, flags = wheels.ours(path, Path(place) / "engine.plan", target)
-            for form in FORMS if outcome == "built" else ():
+            for form in forms if outcome == "built" else ():
                 status, answer = child(Task(path, form, tuple(flags), target, run))
                 cells = answer if status == "ok" else [form, f"{status}: {answer}", "", "", "", ""]
-                bad += not cells[2] and form != "plain fp16"
+                bad += not cells[2] and form != "plain fp16" and NO_PRODUCTS not in cells[1]
                 rows.append([path.stem, *cells])
                 print(" | ".join(rows[-1]), flush=True)
             if outcome != "built":
@@ -280,6 +284,7 @@ def main() -> None:
     )
     parser.add_argument("what", choices=["convert", "nodes", "samples", "wheels"])
     parser.add_argument("--only", default="", metavar="TEXT", help="tests, models or packages whose name holds it")
+    parser.add_argument("--form", default="", metavar="TEXT", help=f"of {', '.join(FORMS)} those that hold it")
     parser.add_argument("--folder", type=Path, help="keep the wheels here, and use those that are here")
     parser.add_argument("--run", action="store_true", help="run the engines, on a GPU")
     parser.add_argument("--target", default="", help="GPU architecture (default: this GPU's, or sm_89)")
@@ -290,7 +295,8 @@ def main() -> None:
         sys.exit(bool(convert(given.only)))
     if given.what == "nodes":
         sys.exit(bool(nodes(given.only, target)))
-    rows, bad = models(given.what, given.only, given.folder, given.run, target)
+    forms = [form for form in FORMS if given.form in form]
+    rows, bad = models(given.what, given.only, forms, given.folder, given.run, target)
     if given.output:
         table = [HEADER, ["---"] * len(HEADER), *rows]
         given.output.write_text("\n".join(f"| {' | '.join(cells)} |" for cells in table) + "\n", encoding="utf-8")

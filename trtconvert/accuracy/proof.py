@@ -21,6 +21,7 @@ from trtconvert.model import copy
 
 REFERENCE, TWIN = "reference", "twin"
 _SMALL = 256 << 20  # bytes of weights up to which fp64 costs little
+_LARGE = 1 << 30  # beyond which suspects would take more memory than they are worth
 _QUANTIZERS = ("QuantizeLinear", "LayerNormGeluQuantize", "LayerNormQuantize", "DequantizeGeluQuantize")
 
 
@@ -53,7 +54,8 @@ class Proof:
             TWIN: ModelRun(references.twin_of(self.computed), self.computed_folder),
         }
         self.suspects: dict[str, Suspect] = {}
-        for suspect in suspects.suspects(widened):
+        self._too_large = references.weight_bytes(model) > _LARGE
+        for suspect in () if self._too_large else suspects.suspects(widened):
             name = f"suspect {len(self.suspects)}"
             try:
                 self.runs[name] = ModelRun(suspect.model, folder)
@@ -89,7 +91,10 @@ class Proof:
     @property
     def notices(self) -> list[str]:
         """What is to be told about how the models run."""
-        return [run.notice for run in self.runs.values() if isinstance(run, ModelRun) and run.notice]
+        told = [run.notice for run in self.runs.values() if isinstance(run, ModelRun) and run.notice]
+        if self._too_large:
+            told.append("the model is large: errors of a known kind were not looked for below the noise")
+        return told
 
     def same_maths(self, model: ModelProto) -> ModelRun:
         """Another writing of the source model, widened as the reference is."""
@@ -189,7 +194,7 @@ class Proof:
         for number, share in trial.found():
             suspect = [*self.suspects.values()][number]
             nodes = ", ".join(suspect.nodes[:3]) + (f" and {len(suspect.nodes) - 3} more" if suspect.nodes[3:] else "")
-            yield f"it has {share:.2f} of what {suspect.says} would make: {nodes}"
+            yield f"{suspect.says} explains the error ({share:.2f} of its effect): {nodes}"
 
     def _swapped(self, name: str, got: Arrays, expected: Arrays, verdicts: Mapping[str, Verdict]) -> Iterator[str]:
         """Whether it holds what belongs into another output."""
@@ -207,11 +212,16 @@ class Proof:
         """The node that makes the output, or what first makes its NaN and Inf."""
         node = blame.made_by(self.model, name, self.fusions)
         made = f"made by {node}" if node else "no node makes it"
-        if "NaN or Inf where" not in verdict.fault:
+        off = verdict.twin.rel_l2 if verdict.twin else 0.0
+        lost = off > self.rule.most
+        if "NaN or Inf where" not in verdict.fault and not lost:
             return made
         if self._first is None:
             written = inline_local(copy(self.computed))
             self._first = blame.source_of(references.twin_of(self.computed), self.computed_folder, feeds, written)
+        if lost:
+            cause = f", for NaN or Inf {self._first}" if self._first else ""
+            return f"{made}; in this precision the model itself is off by {off:.2g}{cause}"
         return self._first or (
             f"the same model in the same precision stays finite in onnxruntime: only the engine makes them, at {node}"
         )

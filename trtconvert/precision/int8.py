@@ -88,7 +88,7 @@ def quantize(
             f"{f' that int8 takes ({reasons})' if reasons else ''}",
             fix="build without --precision int8",
         )
-    tensors = [view.nodes[product.index].input[0] for product in places.products] + list(places.readers)
+    tensors = [product.tensor for product in places.products] + list(places.readers)
     dtypes = {name: view.info(name).dtype for name in tensors}
     ranges = int8_ranges.measure(copy, folder, dtypes, samples, method)
     _leave_out(view, places, ranges.unusable)
@@ -120,9 +120,9 @@ def _leave_out(view: GraphView, places: Places, unusable: Mapping[str, str]) -> 
     """Products and other readers of tensors that have no range stay float, in place."""
     for product in list(places.products):
         node = view.nodes[product.index]
-        if node.input[0] in unusable:
+        if product.tensor in unusable:
             places.products.remove(product)
-            places.left[node.name] = unusable[node.input[0]]
+            places.left[node.name] = unusable[product.tensor]
     for name in unusable:
         places.readers.pop(name, None)
 
@@ -132,7 +132,7 @@ class _Writer:
     else is touched."""
 
     def __init__(self, view: GraphView, model: ModelProto, places: Places, largest: Mapping[str, float]) -> None:
-        read = {view.nodes[product.index].input[0] for product in places.products} | set(places.readers)
+        read = {product.tensor for product in places.products} | set(places.readers)
         self.view, self.model, self.places = view, model, places
         self.largest = {name: top for name, top in largest.items() if name in read}
 
@@ -149,6 +149,7 @@ class _Writer:
         for product in self.places.products:
             node = NodeProto()
             node.CopyFrom(self.view.nodes[product.index])
+            node.input[0] = product.tensor
             node.input[1] = _unique(f"{node.name}_weight", taken)
             graph.node.append(node)
             graph.initializer.append(numpy_helper.from_array(product.weight, node.input[1]))
@@ -193,7 +194,9 @@ class _Writer:
                 self.view.nodes[index].input[slot] = dequantized
         for product in self.places.products:
             node = self.view.nodes[product.index]
+            moved = node.input[0] if node.input[0] != product.tensor else ""
             node.CopyFrom(products[node.name])
+            node.input[0] = moved or node.input[0]
         nodes, done = list[NodeProto](), set[str]()
         for node in self.view.nodes:
             for name in node.input:
