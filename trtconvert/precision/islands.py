@@ -103,6 +103,8 @@ class Islands:
         made = [name for name in node.output if name in floats]
         if any(self.uses.is_size(view, name) for name in made):
             yield "computes with sizes of tensors"
+        if self.uses.is_variance(view, node) or self.uses.makes_part_of_variance(view, node):
+            yield "is part of a variance as the difference of squares, which cancel"
         large = [n for n in floats if self._reaches(view, n, self.kind.integers)]
         if any(self.uses.is_count(view, name) for name in large):
             yield f"counts beyond {self.kind.integers:,}, up to which {self.kind.dtype} holds every integer"
