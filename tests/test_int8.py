@@ -295,6 +295,12 @@ def test_kept_nodes_stay_float() -> None:
     assert quantized(made.model) == ["x"]
     assert made.left == {"last": ("MatMul", "it is to stay float")}
     assert made.notes == ["int8: 1 of 2 products with weights", "last stays float: it is to stay float"]
+    with pytest.raises(
+        ConvertError, match="--keep-fp32 names lats, and the model has no such node or op\n  fix: did you mean last"
+    ):
+        int8(built, keep=["lats"])
+    with pytest.raises(ConvertError, match="MatMul_h: it is to stay float"):
+        int8(built, keep=["MatMul"])
 
 
 def test_models_without_products_are_refused() -> None:

@@ -23,6 +23,7 @@ from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert import registry
 from trtconvert.bodies import Writing
+from trtconvert.custom_ops import wishes
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import fuse_model
 from trtconvert.graph import GraphView
@@ -73,14 +74,14 @@ def quantize(
 
     Each quantized tensor has one Q, right behind what makes it, so that fusions which end in Q apply. samples: the calibration
     data. method: see int8_ranges.measure. ops: whose fusions keep their products as they are; none given means all but opt-in
-    ones. keep: names of nodes that stay float. before_gelu: see int8_places.find. search: leave
-    float what int8_sensitivity finds. halves: the floats are to become float16. ConvertError says what is wrong with model or
-    data, and if nothing can be quantized.
+    ones. keep: nodes that stay float, by name or op. before_gelu: see int8_places.find. search: leave float what
+    int8_sensitivity finds. halves: the floats are to become float16. ConvertError says what is wrong with model or data, and if
+    nothing can be quantized.
     """
     copy = int8_prepare.prepare(model, folder, halves)
     view = onnx_graph.views(copy, folder)[0]
     wanted = registry.by_pattern(()) if ops is None else ops
-    places = int8_places.find(view, {*keep, *_fused(copy, folder, wanted)}, before_gelu)
+    places = int8_places.find(view, _fused(copy, folder, wanted) | _kept(keep, model, copy), before_gelu)
     if not places.products:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(places.left.items())[:3])
         raise ConvertError(
@@ -110,10 +111,21 @@ def _written(model: ModelProto, folder: Path, places: Places, largest: Mapping[s
     return copy
 
 
-def _fused(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> set[str]:
-    """Names of the nodes that belong to fusions."""
+def _fused(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> dict[str, str]:
+    """The nodes that belong to fusions, and that they do."""
     fusions = fuse_model(onnx_model.copy(model), folder, ops).fusions
-    return {name for fusion in fusions for name in fusion.replaced}
+    return {name: f"it is part of {fusion.op}" for fusion in fusions for name in fusion.replaced}
+
+
+def _kept(keep: Collection[str], model: ModelProto, prepared: ModelProto) -> dict[str, str]:
+    """The nodes of the prepared model that are meant by name or op. ConvertError for what neither it nor the model has."""
+    nodes = list(onnx_model.all_nodes(prepared))
+    for name in keep:
+        known = [*nodes, *onnx_model.all_nodes(model)]
+        if not any(wishes.is_meant(name, node) for node in known):
+            titles = [*map(wishes.default_name, known), *{node.op_type for node in known}]
+            raise wishes.nobody("--keep-fp32", name, titles, "node or op")
+    return {n.name: "it is to stay float" for n in nodes if any(wishes.is_meant(name, n) for name in keep)}
 
 
 def _leave_out(view: GraphView, places: Places, unusable: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,17 +49,17 @@ class Places:
     left: dict[str, str] = field(default_factory=dict)
 
 
-def find(view: GraphView, keep: Collection[str] = (), before_gelu: bool = True) -> Places:
+def find(view: GraphView, keep: Mapping[str, str], before_gelu: bool = True) -> Places:
     """The places of a graph.
 
     Products with a constant weight get int8 inputs. A residual Add behind a Conv reads its other input as int8 where its own
     result becomes int8, so that TensorRT computes it in the Conv's kernel. before_gelu: what a product gives to a GELU becomes
-    int8 too where the GELU's result does. Everything else reads floats. keep: names of nodes that stay float.
+    int8 too where the GELU's result does. Everything else reads floats. keep: names of nodes that stay float, and why.
     """
     places = Places()
     for index, node in enumerate(view.nodes):
         if node.op_type in PRODUCTS and node.domain in STANDARD_DOMAINS:
-            found = "it is to stay float" if node.name in keep else _product(view, index, node)
+            found = keep[node.name] if node.name in keep else _product(view, index, node)
             if isinstance(found, Product):
                 places.products.append(_hoisted(view, found, places))
             elif found:

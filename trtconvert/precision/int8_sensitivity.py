@@ -17,8 +17,8 @@ from trtconvert.bodies import add_bodies
 from trtconvert.precision.int8_ranges import Samples
 
 SAMPLES = 8
-_OUTLIER = 4.0  # times the median error
-_MOST = 0.2  # of the tensors
+_OUTLIER = 8.0  # times the median error
+_MOST = 0.15  # of the tensors
 _NEGLIGIBLE = 1e-9  # relative squared error of the outputs
 
 
@@ -26,7 +26,7 @@ def sensitive(model: ModelProto, folder: Path, samples: Samples, tensors: Collec
     """Of these tensors those to leave float, the worst first, each with the reason.
 
     model: with their Q and DQ. The error of a tensor is what its Q and DQ alone change in the outputs, squared and relative to
-    them, on the first samples; int8 is given up where it is more than 4 times the median of all tensors, for at most 20 % of
+    them, on the first samples; int8 is given up where it is more than 8 times the median of all tensors, for at most 15 % of
     them. The model is run once per tensor and sample.
     """
     gated, gates = _gated(model, folder, tensors)
