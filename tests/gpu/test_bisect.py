@@ -20,6 +20,8 @@ from trtconvert.precision.options import PrecisionOptions
 from trtconvert.remake import remake
 
 SECONDS = 120
+# uint8 is refused by build; what one node of many does below the noise shows nowhere.
+REFUSED = ("uint8 zero point", "tanh for erf", "epsilon off")
 WRONG = '''
 """WrongSoftsign: a third party's op whose kernel is off in every seventh element."""
 import numpy as np
@@ -110,15 +112,13 @@ def test_a_wrong_kernel_is_found(length: int, before: int, op_file: Path, run: R
 
 
 @pytest.mark.parametrize("precision", ["", "fp16"])
-@pytest.mark.parametrize("name", [name for name in FAULTS if name not in ("tanh for erf", "epsilon off")])
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in REFUSED])
 def test_faults_of_engines(name: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine is made of a model with a fault, the reference is not: found in the noise of real engines."""
     fault, folder = FAULTS[name], tmp_path
     chain, kinds = Chain(3, 64), ("norm", "matmul", fault.kind, "gelu")
     while len(chain.nodes) < 100:
         chain.block(kinds[len(chain.nodes) % 4])
-    if fault.kind == "quantize" and precision:
-        pytest.skip("a quantized model is in int8 already")
     node = chain.kinds[fault.kind][len(chain.kinds[fault.kind]) // 2]
     options = BuildOptions(fuse="none", precision=PrecisionOptions(precision))
     onnx.save(chain.model(), folder / "m.onnx")
