@@ -21,7 +21,7 @@ from trtconvert.accuracy.proof import Proof
 from trtconvert.accuracy.references import twin_of
 from trtconvert.accuracy.results import OutputResult
 from trtconvert.accuracy.running import ModelRun, Runnable
-from trtconvert.model import elem_type, numpy_dtype
+from trtconvert.model import copy, elem_type, numpy_dtype
 
 ROWS, WIDTH, COLUMNS, WORDS = 8, 64, 4096, 50
 DTYPES = ("float32", "float16", "int8")
@@ -40,9 +40,9 @@ class Fault:
 
 _BEHIND_NORM, _ALL = ("logits", "right"), ("logits", "left", "right")
 FAULTS = (
-    Fault("epsilon off", _BEHIND_NORM, "of what epsilon 100 times as large would make: add_epsilon", "add_epsilon"),
+    Fault("epsilon off", _BEHIND_NORM, "of its effect): add_epsilon", "add_epsilon"),
     Fault("transposed weights", _ALL, "relative L2", "project"),
-    Fault("tanh for erf", _BEHIND_NORM, "of what GELU by tanh where the model says erf would make: erf", "erf"),
+    Fault("tanh for erf", _BEHIND_NORM, "GELU by tanh where the model says erf explains the error", "erf"),
     Fault("clamped ids", _ALL, "relative L2", "embed"),
     Fault("uint8 zero point", _ALL, "relative L2", "dequantize"),
     Fault("one wrong channel", ("logits",), "made by head (MatMul)", "head"),
@@ -69,6 +69,16 @@ def model(dtype: str, fault: str = CLEAN, split: bool = False) -> ModelProto:
     """The model in that compute type, right or with the fault of that name. split: products as sums of two, over halves of
     what they sum, as engines may compute them."""
     return _Writer(dtype, fault, split).model()
+
+
+def wrecked(model: ModelProto, dtype: str, fault: str) -> ModelProto:
+    """A copy of the model, or of a part of it, with the fault's constants."""
+    wrong = {t.name: t for t in _Writer(dtype, fault, False).model().graph.initializer}
+    copied = copy(model)
+    for tensor in copied.graph.initializer:
+        if tensor.name in wrong:
+            tensor.CopyFrom(wrong[tensor.name])
+    return copied
 
 
 def stand_ins(dtype: str) -> dict[str, dict[str, ModelRun]]:
@@ -176,14 +186,13 @@ class _Writer:
         table = self.random.standard_normal((WORDS, WIDTH))
         square = self.random.standard_normal((WIDTH, WIDTH)) / np.sqrt(3 * WIDTH)
         head = self.random.standard_normal((WIDTH, COLUMNS)) / np.sqrt(WIDTH)
-        ids = "ids"
-        if self.fault == "clamped ids":
-            ids = self.add("Min", [ids, self.constant("most", WORDS - 2, np.int64)], "clamp")
+        if self.fault == "clamped ids":  # the last one to the one before
+            table[WORDS - 1] = table[WORDS - 2]
         if self.fault == "transposed weights":
             square = square.T
         if self.fault == "one wrong channel":
             head[:, 2718] *= 1.1
-        word = self.add("Gather", [self.constant("table", table), ids], "embed")
+        word = self.add("Gather", [self.constant("table", table), "ids"], "embed")
         zero = self.constant("image_zero", 0 if self.fault == "uint8 zero point" else 128, np.uint8)
         image = self.add("DequantizeLinear", ["image", self.constant("image_scale", 1 / 64), zero], "dequantize")
         h = self.product(self.add("Add", [self.add("Add", [word, "x"], "sum"), image], "all"), square, "project")

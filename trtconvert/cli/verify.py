@@ -95,6 +95,8 @@ def command(
         _print(result)
     if not result.passed:
         show.note("error: the numbers differ from the source model's")
+        if not bisect:
+            show.note("  fix: find the first wrong node with --bisect")
         sys.exit(1)
     if result.engine_skipped:
         show.note(f"note: the engine itself was not run: {result.engine_skipped}")

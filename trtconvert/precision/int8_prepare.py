@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from trtconvert.graph import GraphView
 from trtconvert.lower import name_nodes
 from trtconvert.lowering.functions import inline_local
 from trtconvert.model import STANDARD_DOMAINS
-from trtconvert.precision.int8_weights import constant
+from trtconvert.precision.int8_weights import MOVES, constant
 
 _PER_CHANNEL, _HALF = 13, 19  # the first opsets whose QuantizeLinear takes a scale a channel, and float16
 
@@ -118,8 +117,15 @@ def _fold(view: GraphView, conv: NodeProto, norm: NodeProto, names: set[str]) ->
     return True
 
 
-def drop_unread(graph: GraphProto, spared: Collection[str] = ()) -> None:
-    """Initializers that no node reads go."""
-    read = {name for node in graph.node for name in (*node.input, *onnx_model.captured(node))}
-    read |= {o.name for o in graph.output} | {i.name for i in graph.input} | set(spared)
+def drop_unread(graph: GraphProto) -> None:
+    """Initializers that nothing reads go, in place, and nodes that only moved such."""
+    outputs = {o.name for o in graph.output}
+    while True:
+        read = outputs | {name for node in graph.node for name in (*node.input, *onnx_model.captured(node))}
+        dead = [node for node in graph.node if node.op_type in MOVES and not read & set(node.output)]
+        for node in dead:
+            graph.node.remove(node)
+        if not dead:
+            break
+    read |= {i.name for i in graph.input}
     retain(graph.initializer, lambda t: t.name in read)

@@ -24,6 +24,7 @@ METHODS = ("entropy", "minmax", "percentile")
 LEVELS = 255  # of int8 around 0
 _BINS = {"entropy": 1021, "percentile": 2048}  # of entropy on both sides of 0
 _PERCENTILE = 99.99  # of the absolute values
+_MOST_CUT = 0.01
 
 Feed: TypeAlias = "Mapping[str, NDArray[Any]]"
 Samples: TypeAlias = Callable[[], Iterable[Feed]]
@@ -135,10 +136,16 @@ def _narrowed(run: _Runner, samples: Samples, largest: Mapping[str, float], meth
         for feed in samples():
             collector.collect({n: [v.ravel()] for n, v in run(feed) if n in collector.histogram_dict and v.size})
         chosen = collector.compute_collection_result()
-    return {name: _largest(found[:2], largest[name]) for name, found in chosen.items()}
+    kept = {}
+    for name, found in chosen.items():
+        counts, edges = collector.histogram_dict[name][:2]
+        kept[name] = _largest(found[:2], counts, edges, largest[name])
+    return kept
 
 
-def _largest(limits: Sequence[Any], top: float) -> float:
-    """The end of the range that is farther from 0; all of it where the collector found nothing above 0."""
+def _largest(limits: Sequence[Any], counts: NDArray[Any], edges: NDArray[Any], top: float) -> float:
+    """The end of the range that is farther from 0; all of it where the collector found nothing above 0, or would cut off more
+    than 1 % of the values, as entropy does where there are few different ones."""
     found = max(abs(float(limit)) for limit in limits)
-    return found if 0 < found <= top else top
+    cut = counts[np.abs(edges[:-1] + edges[1:]) / 2 > found].sum() / max(counts.sum(), 1)
+    return found if 0 < found <= top and cut <= _MOST_CUT else top

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from trtconvert.graph import GraphView
 
-_MOVES = frozenset(("Constant", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast"))
+MOVES = frozenset(("Constant", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast"))
 
 
 def constant(view: GraphView, name: str) -> NDArray[Any] | None:
@@ -19,8 +19,8 @@ def constant(view: GraphView, name: str) -> NDArray[Any] | None:
     tensor = view.initializer(name)
     if tensor is not None:
         return np.asarray(numpy_helper.to_array(tensor, str(view.folder)))
-    order = view.chain(name, _MOVES, lambda each: view.initializer(each) is not None)
-    chain = [node for each in order if (node := view.producer(each)) is not None and node.op_type in _MOVES]
+    order = view.chain(name, MOVES, lambda each: view.initializer(each) is not None)
+    chain = [node for each in order if (node := view.producer(each)) is not None and node.op_type in MOVES]
     if len(chain) < len(order):
         return None
     read = {each: view.initializer(each) for node in chain for each in node.input if each and each not in order}

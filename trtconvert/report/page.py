@@ -17,7 +17,7 @@ from trtconvert.files import check_outputs, write_file
 from trtconvert.manifest import Manifest
 from trtconvert.report import plots
 from trtconvert.report.environment import facts
-from trtconvert.report.pictures import Picture, pictures
+from trtconvert.report.pictures import Picture, of_engine, pictures
 
 OUTPUTS_DRAWN, WORST_SHOWN, ROWS_SHOWN, FAULTS_SHOWN = 6, 10, 200, 20
 _TEXT, _ITEMS, _MANIFEST = 200, 200, 150_000  # characters of a text, items of a list, characters of the manifest
@@ -58,6 +58,7 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
         (p, plots.histogram(p.evidence), plots.scatter(p.evidence, [element for _, element in p.worst]))
         for p in pictures(result.rows, OUTPUTS_DRAWN, WORST_SHOWN)
     ]
+    fusions = _fusions(described)
     text: str = environment.from_string(template).render(
         result=result,
         roles=list(result.roles.items())[:ROWS_SHOWN],
@@ -75,7 +76,8 @@ def render(result: VerifyResult, described: Manifest, plan: Path) -> str:
         drawn=drawn,
         exact=_exact,
         facts=facts(described, plan),
-        fusions=_fusions(described),
+        fusions=fusions,
+        timed=any(each["plugin_us"] or each["native_us"] or each["ratio"] for each in fusions),
         kept=described.precision.kept[:ROWS_SHOWN],
         first_wrong=list(result.first_wrong.lines()) if result.first_wrong is not None else [],
         manifest=_manifest(described),
@@ -96,7 +98,8 @@ def sentence(result: VerifyResult, described: Manifest) -> str:
     inputs = len({row.shapes for row in result.rows})
     on = f"{_count(outputs, 'output')} on {_count(inputs, 'set')} of inputs"
     failed = sum(not row.passed for row in result.rows)
-    who = "The fused model, without the engine," if result.engine_skipped else "The engine"
+    model = result.rows[0].comparison.split(" / ")[0] if result.rows else ""
+    who = f"The {model}, without the engine," if result.engine_skipped else "The engine"
     if failed:
         return f"{failed} of {len(result.rows)} comparisons with {described.model} fail, over {on}."
     return f"{who} agrees with {described.model} within the rules below: {on}."
@@ -108,7 +111,7 @@ def _count(number: int, noun: str) -> str:
 
 def _tiles(result: VerifyResult) -> list[tuple[str, str, str]]:
     """Number, what it is, and where: of the engine's rows if it was run."""
-    rows = [row for row in result.rows if row.comparison.startswith("engine")] or result.rows
+    rows = of_engine(result.rows)
     measured = [row for row in rows if row.rel_l2 == row.rel_l2]
     if not measured:
         return []

@@ -55,7 +55,7 @@ def scatter(evidence: Sequence[Evidence], worst: Sequence[Element]) -> bytes | N
     """Elements against the reference, those of `worst` in red, with the line on which they are equal; None if there is no finite
     one."""
     x, y = _finite([(a, b) for each in evidence for a, b in zip(each.expected, each.got, strict=True)])
-    bad_x, bad_y = _finite([(each.expected, each.got) for each in worst])
+    bad_x, bad_y = _finite([(each.expected, each.got) for each in worst if each.got != each.expected])
     if not x.size:
         return None
     keep = np.linspace(0, x.size - 1, min(x.size, POINTS)).astype(int)
