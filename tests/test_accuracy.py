@@ -108,6 +108,18 @@ def test_twin_cuts_the_operands_of_products_to_tf32() -> None:
     assert np.isfinite(outputs(twin_of(model), x=x)["y"]).all()
 
 
+def test_what_goes_into_convolutions_may_be_cut_off() -> None:
+    """Towards zero, at powers of two too; an engine that does so is no wrong one, one that is off by as much again is."""
+    x = RANDOM.standard_normal((1, 8, 16, 16)).astype(np.float32)
+    x[0, 0, 0, :4] = [0, 1, np.nextafter(np.float32(1), np.float32(0)), -np.nextafter(np.float32(2), np.float32(1))]
+    model = graph("y = Conv<group=8>(x, one)", "float[1,8,16,16] x", "float[1,8,16,16] y", "float one = {1}")
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((8, 1, 1, 1), np.float32), "one"))
+    got = outputs(twin_of(model, cuts=True), x=x)["y"]
+    np.testing.assert_array_equal(got, (x.view(np.uint32) & 0xFFFFE000).view(np.float32))
+    assert judged(model, {"y": got}, x=x)["y"].passed
+    assert not judged(model, {"y": (got * np.float32(1 - 7e-4)).astype(np.float32)}, x=x)["y"].passed
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_twin_rounds_each_result(dtype: type) -> None:
     """Also where onnxruntime keeps fp32 between two ops, and for bf16, for which it has no kernels; in bodies too."""

@@ -18,8 +18,10 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from tests.faulty import FAULTS, ROWS, WIDE, WIDTH, Chain, planted
 from tests.graphs import graph, named
 from trtconvert import reference
+from trtconvert.accuracy import references, rules, suspects
 from trtconvert.accuracy.bisect import NothingWrongError, Suspect, Wrong, bisect, relative
 from trtconvert.accuracy.parts import Arrays, Parts
+from trtconvert.accuracy.trace import distance
 from trtconvert.errors import ConvertError
 
 HERE = Path()
@@ -77,8 +79,62 @@ def test_every_fault_is_found(name: str, draw: st.DataObject) -> None:
     assert wrong.confirmed
 
 
-def chain(length: int, *kinds: str, seed: int = 0) -> Chain:
-    made = Chain(seed)
+@pytest.mark.parametrize("name", ALWAYS_SEEN)
+def test_in_the_noise_of_an_engine(name: str) -> None:
+    """Products rounded as TensorRT does, by verify's own rules."""
+    fault = FAULTS[name]
+    made = chain(80, "norm", "matmul", fault.kind, "gelu")
+    model, node = made.model(), made.kinds[fault.kind][len(made.kinds[fault.kind]) // 2]
+    wrong = noisy(model, lambda marked: planted(marked, node, fault.change))
+    assert node in names(model, wrong)
+    assert (wrong.single, wrong.confirmed) == (True, True)
+
+
+@pytest.mark.parametrize(("name", "site"), [("tanh for erf", "gelu"), ("epsilon off", "norm")])
+def test_known_errors_below_the_noise(name: str, site: str) -> None:
+    """In all nodes alike: the first of them is found, also where the outputs pass all rules but that of known errors."""
+    made = chain(50, "matmul", "norm", "gelu", width=512)
+    change = slightly if site == "norm" else FAULTS[name].change
+
+    def wreck(marked: ModelProto) -> ModelProto:
+        return functools.reduce(lambda m, node: planted(m, node, change), made.kinds[site], marked)
+
+    wrong = noisy(made.model(), wreck, known=True)
+    assert names(made.model(), wrong) == [made.kinds[site][0]]
+    assert (wrong.errors[-1][1] <= 1) == (site == "norm")
+    assert (wrong.single, wrong.confirmed) == (True, True)
+
+
+def slightly(_: ModelProto, node: NodeProto) -> None:
+    """Another epsilon, of less than a thousandth of the variance."""
+    next(a for a in node.attribute if a.name == "epsilon").f = 6e-4
+
+
+def noisy(model: ModelProto, wreck: Wreck, known: bool = False) -> Wrong:
+    """What is found where engines round products. known: the error shows in no distance."""
+    feeds = data(model.graph.input[0].type.tensor_type.shape.dim[1].dim_value)
+    compute = "int8" if references.precision_of(model) == "int8" else "tf32"
+
+    def run(marked: ModelProto, given: Arrays) -> Arrays:
+        rounded = Parts(references.twin_of(wreck(marked)), HERE)
+        jittered = {
+            n: v * (1 + jitter.standard_normal(v.shape, np.float32) / 1e5) for n, v in {**feeds, **given}.items()
+        }
+        return rounded.run([o.name for o in marked.graph.output], jittered)
+
+    jitter = np.random.default_rng(0)  # so that rounding is not that of the twin, element by element
+    widened = references.reference_of(model)
+    right, twin = Parts(widened, HERE), Parts(references.twin_of(model), HERE)
+    suspect = Suspect(model, run, run(model, {}), right.dtypes)
+    rules_of = distance(rules.RULES[compute])
+    if known:
+        alike = tuple(Parts(other.model, HERE) for other in suspects.suspects(widened))
+        suspect = dataclasses.replace(suspect, wrong=(model.graph.output[0].name,), alike=alike)
+    return bisect(suspect, right, twin, feeds, rules_of)
+
+
+def chain(length: int, *kinds: str, seed: int = 0, width: int = WIDTH) -> Chain:
+    made = Chain(seed, width)
     while len(made.nodes) < length:
         made.block(kinds[len(made.nodes) % len(kinds)])
     return made

@@ -25,6 +25,7 @@ from trtconvert.fuse import FuseResult, fuse_model
 from trtconvert.gpu import Gpu
 from trtconvert.matching.rewrite import Fusion
 from trtconvert.network import Maker
+from trtconvert.precision.options import PrecisionOptions
 from trtconvert.reference import run as run_reference
 from trtconvert.shapes import Range
 from trtconvert.timing import Timing
@@ -369,9 +370,11 @@ class Clock:
 
     def __init__(self, us: Callable[[str, bytes], float], outputs: Callable[[str, Any], Any]) -> None:
         self.us, self.outputs, self.measured = us, outputs, list[dict[str, tuple[int, ...]]]()
+        self.dtypes = list[set[str]]()
 
     def measure(self, engines: Any, feeds: Any, graph: bool, runs: int, rounds: int) -> dict[str, Timing]:
         self.measured.append({name: feed.shape for name, feed in feeds.items()})
+        self.dtypes.append({feed.dtype.name for feed in feeds.values()})
         assert list(engines) == [PLUGINS, NATIVE]
         times = {name: self.us(name, engine.plan) for name, engine in engines.items()}
         return {name: Timing(us, us, us, 1e6 / us, runs, graph, 1.0) for name, us in times.items()}
@@ -429,6 +432,14 @@ def test_faster_fusions_stay(clocked: Any, tmp_path: Path) -> None:
     assert whole["errors"] == {"features": {"native": 0.0, "plugins": 0.0}}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["e.plan", "e.plan.json"]
     assert verify(result.plan).passed
+
+
+def test_trials_are_in_the_precision_of_the_engine(clocked: Any) -> None:
+    """What is cut out has the types that it has inside the converted model; the whole engine keeps its inputs'."""
+    result, clock = clocked(lambda name, plan: 10.0 if name == PLUGINS else 20.0, precision=PrecisionOptions("fp16"))
+    assert kept(result) == [True] * 3
+    assert clock.dtypes == [*[{"float16"}] * 3, {"float32"}]
+    assert {(plugin.name, len(plugin.nodes)) for plugin in result.manifest.plugins} == {("LayerNormGelu", 3)}
 
 
 def test_slower_fusions_stay_native(clocked: Any) -> None:

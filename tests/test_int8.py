@@ -43,6 +43,7 @@ FUSED = {
     "wav2vec2_features": {"LayerNormGeluQuantize": 2, "LayerNormGelu": 1},
     "convnextv2_block": {"LayerNormQuantize": 1, "GlobalResponseNorm": 1},
     "resnet_block": {"GroupNormSilu": 2},
+    "keras_ln_gelu": {"LayerNormGeluQuantize": 1},
 }
 Feed = Mapping[str, NDArray[Any]]
 
@@ -204,6 +205,25 @@ def test_a_transformer_s_block() -> None:
     assert quantized(plain) == ["z", "o", "z1", "y"]
 
 
+def test_quantized_before_it_is_moved_where_only_its_sizes_are_read_too() -> None:
+    """As tf2onnx writes a Dense layer of Keras."""
+    body = (
+        f"{LN} {GELU} sizes = Shape(y) some = Slice(sizes, i0, i2) shape = Concat<axis=0>(some, i16) "
+        "flat = Reshape(y, rows) m = MatMul(flat, w16) out = Reshape(m, shape)"
+    )
+    given = {"i0": [0], "i2": [2], "i16": [16], "rows": [-1, 8]}
+    built = model(
+        body, "float[2,T,8] x", "float[2,T,16] out", w16=V, **{k: np.array(v, np.int64) for k, v in given.items()}
+    )
+    feed = {"x": np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32)}
+    made = int8(built, [feed]).model
+    assert quantized(made) == ["y"]
+    assert [f.op for f in fuse_model(onnx_model.copy(made), HERE, registry.by_pattern(())).fusions] == [
+        "LayerNormGeluQuantize"
+    ]
+    assert error(built, made, feed) < BOUND
+
+
 def test_nothing_inside_a_decomposed_norm_or_gelu(tmp_path: Path) -> None:
     """MatMul, LayerNorm, GELU, MatMul, as exporters write them out: one plugin that gives int8, in the plan."""
     body = f"x0 = MatMul(x, w) {DEC.replace('(x', '(x0').replace(', x', ', x0')} {AFFINE} {GELU} out = MatMul(y, w16)"
@@ -275,6 +295,12 @@ def test_kept_nodes_stay_float() -> None:
     assert quantized(made.model) == ["x"]
     assert made.left == {"last": ("MatMul", "it is to stay float")}
     assert made.notes == ["int8: 1 of 2 products with weights", "last stays float: it is to stay float"]
+    with pytest.raises(
+        ConvertError, match="--keep-fp32 names lats, and the model has no such node or op\n  fix: did you mean last"
+    ):
+        int8(built, keep=["lats"])
+    with pytest.raises(ConvertError, match="MatMul_h: it is to stay float"):
+        int8(built, keep=["MatMul"])
 
 
 def test_models_without_products_are_refused() -> None:
@@ -423,11 +449,8 @@ def test_int8_with_the_rest_in_float16(tmp_path: Path) -> None:
 
 
 FLAGS = {
-    "--calib needs int8": (("--calib", "x.npz"), "--calib and --calib-search need --precision int8"),
-    "search needs int8": (
-        ("--precision", "fp16", "--calib-search"),
-        "--calib and --calib-search need --precision int8",
-    ),
+    "--calib needs a precision": (("--calib", "x.npz"), "--calib needs --precision int8"),
+    "search needs int8": (("--precision", "fp16", "--calib-search"), "--calib-search needs --precision int8"),
     "types of inputs": (("--precision", "int8", "--io-precision", "fp16"), "need int8+fp16"),
 }
 

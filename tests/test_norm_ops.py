@@ -68,19 +68,18 @@ def test_group_norm_work_is_enough_for_all_smaller_shapes() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("channels", [13, 384, 3072])
 def test_response_norm_work_is_enough_for_all_smaller_shapes(channels: int, dtype: str) -> None:
-    """A float for each channel of each slice, behind one for each channel of each sample."""
+    """A float for each channel of each slice, behind one for each channel of each sample; every position has its slice."""
     made = op("GlobalResponseNorm")
-    ((squares, norms, apply),) = ways(made, dynamic(4, axis_3=channels), channels, dtype)
-    assert apply.grid == squares.grid
-    lent = evaluate(work_size((squares, norms, apply)), [(64, 56, 56, channels)])
+    ((squares, factors, apply),) = ways(made, dynamic(4, axis_3=channels), channels, dtype)
+    lent = evaluate(work_size((squares, factors, apply)), [(64, 56, 56, channels)])
     for n, height, width in itertools.product((1, 2, 3, 7, 31, 64), (1, 7, 14, 55, 56), (1, 7, 56)):
         shapes = [(n, height, width, channels)]
         work = next(a for a in squares.args if isinstance(a, Work))
-        positions, _, chunks, slices, per_slice = (
-            evaluate(a, shapes) for a in squares.args[2:] if isinstance(a, Dim | int)
-        )
-        assert (slices - 1) * per_slice < positions <= slices * per_slice
-        assert evaluate(squares.grid[0], shapes) == n * slices * chunks
+        for launch in (apply, squares):
+            numbers = [evaluate(a, shapes) for a in launch.args if isinstance(a, Dim | int)]
+            positions, _, chunks, slices, per_slice = numbers[:5]
+            assert (slices - 1) * per_slice < positions <= slices * per_slice
+            assert evaluate(launch.grid[0], shapes) == n * slices * chunks
         assert evaluate(work.offset, shapes) + n * slices * channels * 4 <= lent
 
 

@@ -243,6 +243,20 @@ def test_epsilon_below_the_least() -> None:
     np.testing.assert_allclose(run(twin_of(made.model), feeds)["y"], [[0, 1, 1, 1]] * 2, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_variance_as_a_difference_stays(name: str) -> None:
+    """E[x^2] - E[x]^2 of numbers around 10: no 16-bit type has the digits that are left."""
+    model = graph(
+        "t = Relu(x) q = Mul(t, t) e = ReduceMean<axes = [-1]>(q) m = ReduceMean<axes = [-1]>(t) s = Mul(m, m)"
+        " v = Sub(e, s) w = Add(v, k) d = Sqrt(w) c = Sub(t, m) y = Div(c, d)",
+        weights="float k = {1e-3}",
+    )
+    made = converted(model, name)
+    assert [node.node for node in made.kept] == ["Mul_q", "ReduceMean_e", "ReduceMean_m", "Mul_s", "Sub_v"]
+    feeds = {"x": np.float32([[10, 10.5, 9.5, 10], [10.25, 9.75, 10, 10]])}
+    assert error(run(twin_of(made.model), feeds)["y"], run(model, feeds)["y"]) < BOUND[name]
+
+
 def test_counts_sizes_and_angles_stay() -> None:
     counts = graph(
         "f = Cast<to = 1>(i) t = Mul(f, h) y = Add(x, t)", "float[2,4] x, int64[4] i", weights="float h = {5000}"

@@ -218,12 +218,6 @@ class Played:
     given: dict[str, np.ndarray] = field(default_factory=dict)
     refuses: str = ""
 
-    def get_all_weights(self) -> list[str]:
-        return [*self.wanted]
-
-    def get_missing_weights(self) -> list[str]:
-        return [name for name in self.wanted if name not in self.given]
-
     def get_weights_prototype(self, name: str) -> Prototype:
         return self.wanted[name]
 
@@ -236,12 +230,13 @@ def test_weights_by_name() -> None:
     types = select("rtx").trt.DataType
     arrays = {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float16), "c": np.arange(3, dtype=np.float32)}
     held = {name: numpy_helper.from_array(array, name) for name, array in arrays.items()}
-    played = Played({"a": Prototype(types.FLOAT, 6), "c": Prototype(types.FLOAT, 3)}, {"a": arrays["a"]})
-    assert list(by_names(played, held, lambda array: array)) == ["c"]
+    played = Played({"a": Prototype(types.FLOAT, 6), "c": Prototype(types.FLOAT, 3)})
+    assert list(by_names(played, ["c"], held, lambda array: array)) == ["c"]
+    assert list(played.given) == ["c"]
     np.testing.assert_array_equal(played.given["c"], arrays["c"])
     wants = {"a": Prototype(types.FLOAT, 7), "b": Prototype(types.FLOAT, 4), "z": Prototype(types.FLOAT, 1)}
     with pytest.raises(ConvertError) as caught:
-        by_names(Played({**wants, "c": Prototype(types.FLOAT, 3)}, refuses="c"), held, lambda array: array)
+        by_names(Played({**wants, "c": Prototype(types.FLOAT, 3)}, refuses="c"), "abzc", held, lambda array: array)
     for words in (
         "a has 6 elements of float32, the engine takes 7 of float32",
         "b has 4 elements of float16, the engine takes 4 of float32",

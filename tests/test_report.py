@@ -161,6 +161,20 @@ def test_says_what_failed(described: Manifest) -> None:
     assert found.words.index("z: engine against") < found.words.index("y: engine against")  # the worst first
 
 
+def test_draws_the_engine_and_what_fails(described: Manifest) -> None:
+    rows = [
+        row(comparison="converted model / source model"),
+        row(),
+        row(comparison="engine / converted model", fault="off"),
+        row(comparison="engine / expected outputs"),
+    ]
+    words = parsed(VerifyResult(rows), described).words
+    assert "y: engine against converted model" in words
+    assert "y: engine against the reference" in words
+    assert "y: engine against expected outputs" not in words
+    assert "y: converted model" not in words
+
+
 def test_says_where_it_begins(described: Manifest) -> None:
     finding = Finding(
         "engine / source model",
@@ -188,10 +202,7 @@ def test_says_what_stayed_in_float32(described: Manifest) -> None:
     kept = [{"node": "norm/Pow", "op": "Pow", "reason": "reaches 2.1e+06, beyond float16"}]
     fp16 = Precision("fp16", "keep", "onnxruntime", kept, {"method": "minmax", "samples": 32})
     words = parsed(VerifyResult([row()]), dataclasses.replace(described, precision=fp16)).words
-    assert (
-        "fp16; inputs and outputs keep; converted by onnxruntime; 1 nodes kept in float32; calibration: method minmax"
-        in words
-    )
+    assert "fp16; converted by onnxruntime; 1 nodes kept in float32; calibration: method minmax" in words
     assert "norm/Pow Pow reaches 2.1e+06, beyond float16" in words
 
 
@@ -200,6 +211,7 @@ def test_says_that_the_engine_was_not_run(described: Manifest) -> None:
     found = parsed(result, described)
     assert "ENGINE NOT RUN" in found.words
     assert "The engine itself was not run: no NVIDIA driver" in found.words
+    assert "The fused model, without the engine, agrees with model.onnx" in found.words
 
 
 def test_hostile_names(described: Manifest) -> None:

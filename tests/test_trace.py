@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from onnx import ModelProto, NodeProto
 
@@ -21,6 +22,7 @@ from trtconvert.bodies import add_bodies
 from trtconvert.manifest import Manifest, model_io, read
 from trtconvert.model import all_nodes, copy
 from trtconvert.network import Maker
+from trtconvert.precision.options import PrecisionOptions
 from trtconvert.remake import fuse_again, remake
 
 SPEECH = SAMPLES / "wav2vec2_features.onnx"
@@ -92,6 +94,20 @@ def test_a_wrong_layer_of_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = first_wrong(plan, node, lambda conv: setattr(conv, "op_type", "ConvTranspose"), monkeypatch)
     assert (found.node, found.op, found.plugin, found.flag) == (node, "Conv", "", "")
     assert "has shape [" in found.says
+
+
+def test_a_wrong_layer_in_float16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag that keeps it in float32 is one that the build takes."""
+    source = SAMPLES / "vit_block.onnx"
+    half = dataclasses.replace(AHEAD, precision=PrecisionOptions("fp16"))
+    plan = build(source, tmp_path / "e.plan", half).plan
+    node = next(n.name for n in onnx.load(source).graph.node if n.op_type == "Softmax")
+    found = first_wrong(plan, node, lambda softmax: setattr(softmax, "op_type", "LogSoftmax"), monkeypatch)
+    assert (found.node, found.op, found.flag) == (node, "Softmax", f"--keep-fp32 {node}")
+    assert found.single
+    kept = PrecisionOptions("fp16", keep_fp32=(found.flag.split()[1],))
+    again = build(source, tmp_path / "f.plan", dataclasses.replace(AHEAD, precision=kept))
+    assert node in [one["node"] for one in again.manifest.precision.kept]
 
 
 @pytest.mark.skipif(gpu.current() is not None, reason="the engine would be right")

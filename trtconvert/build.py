@@ -166,7 +166,9 @@ def _conversion(
         return quantized
     if not options.precision.name:
         return None
-    return Conversion(options.precision, onnx_model.copy(proto), folder, profile, custom)
+    conversion = Conversion(options.precision, onnx_model.copy(proto), folder, profile, custom)
+    conversion.check()
+    return conversion
 
 
 def _converted_files(made: Made, plan: Path, source: Path) -> dict[Path, bytes | Iterable[bytes]]:

@@ -24,6 +24,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from tests.importable import importable
 from tests.suites import generated
 from tests.suites.wheels import models
 from trtconvert import BuildOptions, ConvertError, build, gpu, load_engine, timing
@@ -177,6 +178,7 @@ def table(case: Classifier, source: Path, count: int, wanted: str, on_gpu: bool)
     print(f"{case.package}: {len(data)} samples; {spread(want)}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        source = importable(source, folder)
         calib = folder / "calib.npz"
         np.savez(calib, **{case.input: case.data(0, CALIBRATION)[:, None]})  # a sample each, of batch 1
         found = [row for row in rows(calib) if wanted in row.name or row.name == "fp32"]

@@ -13,7 +13,7 @@ Pixels = NDArray[np.float64]
 SKIN = np.array((224.0, 172.0, 140.0))
 
 
-def images(seed: int, count: int, size: int = 224, warm: int = 10) -> NDArray[np.float32]:
+def images(seed: int, count: int, size: int = 224, warm: int = 20) -> NDArray[np.float32]:
     """RGB images [count, size, size, 3], 0 to 255. Every `warm`-th is one of shaded warm shapes, the others of anything."""
     made = []
     for index in range(count):

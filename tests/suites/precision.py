@@ -1,9 +1,12 @@
-"""Models in float16 and bfloat16: do they build, how large are the plans, how far off are they, how fast.
+"""Models in float16, bfloat16 and int8: do they build, how large are the plans, how far off are they, how fast.
 
+    python -m tests.suites.precision convert [--only REGEX]
     python -m tests.suites.precision nodes [--only REGEX] [--target SM]
-    python -m tests.suites.precision samples|wheels [--only TEXT] [--folder WHEELS] [--run] [--target SM] [--output FILE.md]
+    python -m tests.suites.precision samples|wheels [--only TEXT] [--form TEXT] [--folder WHEELS] [--run] [--target SM]
+                                                    [--output FILE.md]
 
-nodes: ONNX's own node tests with floats, in each precision: a model that builds as it is has to build converted as well, and
+convert: ONNX's own node tests with floats, converted to fp16 and bf16: each has to give a valid model, which in fp16 computes the
+same in onnxruntime. nodes: the same tests in each precision: a model that builds as it is has to build converted as well, and
 what ONNX's checker took it has to take still. samples: the sample models, and a LayerNorm that overflows in float16; wheels:
 the models inside PyPI's wheels (see tests.suites.wheels; --folder keeps them, or has them). Each as it is, as onnxruntime's
 converter with its defaults makes it ("plain"), and by `--precision`. Errors are relative L2 against the model as it is in
@@ -18,7 +21,7 @@ import argparse
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,16 +42,66 @@ from trtconvert.choice.trials import relative_l2
 from trtconvert.diagnosis import structure
 from trtconvert.inputs import random_feeds
 from trtconvert.manifest import Manifest
+from trtconvert.precision.convert import Conversion
 from trtconvert.precision.options import PrecisionOptions
 from trtconvert.profiles import bake
 
 PRECISIONS = ("", "fp16", "bf16", "fp32")
-FORMS = ("as it is", "plain fp16", "fp16", "bf16")
+FORMS = ("as it is", "plain fp16", "fp16", "bf16", "int8", "int8+fp16")
+NO_PRODUCTS = "nothing in the model can be int8"  # what build says of it
 LIMIT_S = 300.0
+NEAR = 5e-3  # relative L2 of float16
+RANDOM = ("Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial")
 HEADER = ("model", "precision", "nodes in fp32", "plan MB", "error, computed", "error, engine", "us")
 
 
 # --- node tests ----------------------------------------------------------------------------------------------------
+
+
+def floats(only: str = "") -> list[onnx_nodes.Case]:
+    """The node tests that have floats, but for those that write an op as its function."""
+    found = (case for case in onnx_nodes.cases(only) if not case.name.endswith("_expanded"))
+    return [case for case in found if any(map(_is_float, (*case.inputs.values(), *case.outputs.values())))]
+
+
+def conversion(case: onnx_nodes.Case, name: str) -> str:
+    """What is wrong with the case's model converted; empty if nothing is."""
+    model = onnx.load_from_string(case.model)
+    feeds = {given: array for given, array in case.inputs.items() if array is not None}
+    try:
+        made = Conversion(PrecisionOptions(name), model, Path(), shapes.Profile({}), None, [feeds]).apply(
+            model, shapes.Profile({})
+        )
+    except Exception as error:  # noqa: BLE001  whatever it is, it is what is wrong
+        return _line(error)
+    if name != "fp16" or case.op in RANDOM or any(_is_bfloat16(a) for a in (*feeds.values(), *case.outputs.values())):
+        return ""
+    try:
+        expected = reference.run(model, Path(), feeds)
+    except Exception:  # noqa: BLE001  onnxruntime cannot run the model itself
+        return ""
+    try:
+        got = reference.run(made.model, Path(), feeds)
+    except ConvertError as error:
+        return _line(error)
+    wrong = [n for n, want in expected.items() if want.dtype.kind in "iub" and not np.array_equal(got[n], want)]
+    wrong += [n for n, want in expected.items() if want.dtype.kind == "f" and relative_l2(got[n], want) > NEAR]
+    return f"{' '.join(wrong)} differ" if wrong else ""
+
+
+def convert(only: str) -> int:
+    """Print what is wrong with converted node tests; the number of such models."""
+    cases = floats(only)
+    found = [(case.name, name, conversion(case, name)) for case in cases for name in ("fp16", "bf16")]
+    wrong = [row for row in found if row[2]]
+    for row in wrong:
+        print(" | ".join(row))
+    print(f"{len(cases)} models with floats, converted to fp16 and bf16: {len(wrong)} wrong")
+    return len(wrong)
+
+
+def _is_bfloat16(array: Any) -> bool:
+    return getattr(array, "dtype", None) == onnx_model.numpy_dtype("bfloat16")  # onnxruntime in Python takes none
 
 
 def node(case: onnx_nodes.Case, target: str) -> dict[str, str]:
@@ -78,8 +131,7 @@ def node(case: onnx_nodes.Case, target: str) -> dict[str, str]:
 def nodes(only: str, target: str) -> int:
     """Print what builds as it is and not converted; the number of such models."""
     child, counts, bad = Child(node, onnx_nodes.LIMIT_S), Counter[str](), 0
-    found = onnx_nodes.cases(only)
-    cases = [case for case in found if any(map(_is_float, (*case.inputs.values(), *case.outputs.values())))]
+    cases = floats(only)
     for case in cases:
         status, answer = child(case, target)
         outcomes: Mapping[str, str] = answer if status == "ok" else {"": f"{status}: {answer}"}
@@ -201,7 +253,9 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}".replace("|", "/")
 
 
-def models(what: str, only: str, folder: Path | None, run: bool, target: str) -> tuple[list[list[str]], int]:
+def models(
+    what: str, only: str, forms: Sequence[str], folder: Path | None, run: bool, target: str
+) -> tuple[list[list[str]], int]:
     """The rows, printed as they come; and how many were not built."""
     rows, bad = [], 0
     child = Child(attempt, LIMIT_S)
@@ -211,10 +265,10 @@ def models(what: str, only: str, folder: Path | None, run: bool, target: str) ->
             if only not in path.stem:
                 continue
             outcome, flags = wheels.ours(path, Path(place) / "engine.plan", target)
-            for form in FORMS if outcome == "built" else ():
+            for form in forms if outcome == "built" else ():
                 status, answer = child(Task(path, form, tuple(flags), target, run))
                 cells = answer if status == "ok" else [form, f"{status}: {answer}", "", "", "", ""]
-                bad += not cells[2] and form != "plain fp16"
+                bad += not cells[2] and form != "plain fp16" and NO_PRODUCTS not in cells[1]
                 rows.append([path.stem, *cells])
                 print(" | ".join(rows[-1]), flush=True)
             if outcome != "built":
@@ -228,17 +282,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.suites.precision", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("what", choices=["nodes", "samples", "wheels"])
+    parser.add_argument("what", choices=["convert", "nodes", "samples", "wheels"])
     parser.add_argument("--only", default="", metavar="TEXT", help="tests, models or packages whose name holds it")
+    parser.add_argument("--form", default="", metavar="TEXT", help=f"of {', '.join(FORMS)} those that hold it")
     parser.add_argument("--folder", type=Path, help="keep the wheels here, and use those that are here")
     parser.add_argument("--run", action="store_true", help="run the engines, on a GPU")
     parser.add_argument("--target", default="", help="GPU architecture (default: this GPU's, or sm_89)")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the table there too")
     given = parser.parse_args()
     target = given.target or ("" if given.run else "sm_89")
+    if given.what == "convert":
+        sys.exit(bool(convert(given.only)))
     if given.what == "nodes":
         sys.exit(bool(nodes(given.only, target)))
-    rows, bad = models(given.what, given.only, given.folder, given.run, target)
+    forms = [form for form in FORMS if given.form in form]
+    rows, bad = models(given.what, given.only, forms, given.folder, given.run, target)
     if given.output:
         table = [HEADER, ["---"] * len(HEADER), *rows]
         given.output.write_text("\n".join(f"| {' | '.join(cells)} |" for cells in table) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, TypeAlias
@@ -22,9 +22,11 @@ from onnx import ModelProto
 
 from trtconvert.accuracy.cuts import MARKABLE, Cut, cuts
 from trtconvert.accuracy.parts import NO_DTYPES, NOTHING, Arrays, Parts, cut_out
+from trtconvert.accuracy.shares import Trial
 from trtconvert.errors import ConvertError
 
 WIDTH = 8  # places that one engine shows
+BEYOND = 1 + 1e-6  # of what is wrong by no figure
 _STEP = 3.0  # a node is to blame for an error at the outputs if it multiplies it by this
 Run: TypeAlias = "Callable[[ModelProto, Arrays], Mapping[str, NDArray[Any]]]"
 """Makes an engine of a part of the model, runs it on the inputs at hand and on these tensors, and returns its outputs."""
@@ -35,13 +37,15 @@ Distance: TypeAlias = "Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None
 @dataclass(frozen=True)
 class Suspect:
     """What is searched. model: lowered, as engines are made from it. final: outputs of the engine in question. dtypes: of the
-    model's tensors, as far as known. wrong: outputs that are wrong in a way that shows in no distance."""
+    model's tensors, as far as known. wrong: outputs that are wrong in a way that shows in no distance; alike: models that are
+    wrong in ways that engines are known for, see `suspects`, one of which then shows it."""
 
     model: ModelProto
     run: Run
     final: Arrays
     dtypes: Mapping[str, str] = field(default_factory=lambda: dict(NO_DTYPES))
     wrong: tuple[str, ...] = ()
+    alike: tuple[Parts, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class _Search:
         self.hiding: set[int] = set()  # places that hide the error when their tensors are outputs
         self.expected: dict[str, NDArray[Any]] = {}
         self.rounded: dict[str, NDArray[Any]] = {}
+        self.models = [(reference, self.expected), *([(twin, self.rounded)] if twin is not None else [])]
+        self.alike: list[tuple[Parts, dict[str, NDArray[Any]]]] = []
         self.directs: dict[int, dict[str, float]] = {}
         self.effects: dict[int, float] = {-1: 0.0}
 
@@ -115,18 +121,23 @@ class _Search:
 
     # --- how bad a place is
 
-    def _learn(self, names: Sequence[str]) -> None:
-        """What reference and twin have there."""
-        new = [name for name in names if name not in self.expected]
-        if not new:
-            return
-        self.expected |= self.reference.run(new, self.feeds)
-        if self.twin is not None:
-            self.rounded |= self.twin.run([name for name in new if name in self.twin.made], self.feeds)
+    def _learn(self, names: Iterable[str], low: int = -1) -> None:
+        """What reference, twin and others have there; they go on from what they have at `low`."""
+        asked = dict.fromkeys(names)
+        known = self.cuts[low].tensors if low >= 0 else ()
+        for parts, learnt in (*self.models, *self.alike):
+            if new := [name for name in asked if name in parts.made and name not in learnt]:
+                learnt |= parts.run(new, self.feeds, {name: learnt[name] for name in known if name in learnt})
 
     def _distances(self, values: Arrays) -> dict[str, float]:
-        self._learn(list(values))
-        return {name: self.distance(v, self.expected[name], self.rounded.get(name)) for name, v in values.items()}
+        self._learn(values)
+        alike = [learnt for _, learnt in self.alike]
+        return {name: self._far(name, value, self.expected, self.rounded, alike) for name, value in values.items()}
+
+    def _far(self, name: str, value: NDArray[Any], want: Arrays, rounded: Arrays, alike: Sequence[Arrays]) -> float:
+        """The distance; BEYOND if that is allowed, but the tensor has a known error."""
+        far = self.distance(value, want[name], rounded.get(name))
+        return BEYOND if far <= 1 and alike and _has(value, name, want, rounded, alike) else far
 
     def direct(self, place: int) -> float:
         """How far the worst of the tensors there is from the reference."""
@@ -141,7 +152,7 @@ class _Search:
         return self.effects[place]
 
     def _effect(self, values: Arrays) -> float:
-        self._learn(list(values))
+        self._learn(values)
         if any(value.shape != self.expected[name].shape for name, value in values.items()):
             return math.inf
         return max(self._distances(self.reference.run(self.blamed, self.feeds, values)).values())
@@ -152,14 +163,24 @@ class _Search:
         self.measurable = self.direct(self.end) > 1
         if not self.measurable and not self.suspect.wrong:
             raise NothingWrongError("the outputs are as close to the reference as they have to be on these inputs")
+        self.alike = self._known()
         self.blamed = [name for name, far in self.directs[self.end].items() if far > 1] or [*self.suspect.wrong]
         found = self._narrow(effects_only=False)
         single = self._is_to_blame(*found)
-        if self.measurable and not (single and self.effect(found[1]) > 1):
+        if self.measurable and not (single and (self.alike or self.effect(found[1]) > 1)):
             felt = self._narrow(effects_only=True)  # what is wrong there is not what the outputs show
             if felt != found and self._is_to_blame(*felt):
                 found, single = felt, True
         return self._told(*found, single)
+
+    def _known(self) -> list[tuple[Parts, dict[str, NDArray[Any]]]]:
+        """The known errors that the outputs have; all of them if these are wrong in no other way, but not on these inputs."""
+        found = []
+        for parts in self.suspect.alike:
+            learnt = parts.run(self.cuts[self.end].tensors, self.feeds)
+            if any(_has(self.suspect.final[n], n, self.expected, self.rounded, [learnt]) for n in learnt):
+                found.append((parts, learnt))
+        return found if found or self.measurable else [(parts, {}) for parts in self.suspect.alike]
 
     def _narrow(self, effects_only: bool) -> tuple[int, int]:
         """A good place and the first bad one behind it, as near to each other as the engines show."""
@@ -179,7 +200,7 @@ class _Search:
         """Those before the first bad one. Behind a place from which the outputs go wrong they do from every place, so that
         few effects are computed."""
         near = places if effects_only else [*takewhile(lambda place: self.direct(place) <= 1, places)]
-        if not near or self.effect(near[-1]) <= 1:
+        if not near or not self.measurable or self.effect(near[-1]) <= 1:
             return near
         return near[: bisect_left(near, True, key=lambda place: self.effect(place) > 1)]
 
@@ -194,7 +215,9 @@ class _Search:
         gentle = self.width == 1  # the whole engine, since its ends may matter as well
         end, given = (self.end, NOTHING) if gentle else (high, self.latest[low])
         places = [*marks, end]
-        found = self._outputs_of([name for place in places for name in self.cuts[place].tensors], given)
+        names = [name for place in places for name in self.cuts[place].tensors]
+        found = self._outputs_of(names, given)
+        self._learn(names, low)
         if found is not None and self._is_there(end, self._at(end, found)):
             self.latest |= {place: self._at(place, found) for place in places}
             self.values |= {place: self.latest[place] for place in marks}
@@ -230,17 +253,19 @@ class _Search:
         """How far the tensors behind are from what the reference makes of those before."""
         given = self.latest[low]
         new = {name: value for name, value in self.latest[high].items() if name not in given}
-        want = self.reference.run(list(new), self.feeds, given)
-        known = [name for name in new if self.twin is not None and name in self.twin.made]
-        rounded = self.twin.run(known, self.feeds, given) if self.twin is not None and known else {}
-        return {name: self.distance(value, want[name], rounded.get(name)) for name, value in new.items()}
+        made = [
+            parts.run([name for name in new if name in parts.made], self.feeds, given)
+            for parts, _ in (*self.models, *self.alike)
+        ]
+        want, rounded, *alike = made if self.twin is not None else [made[0], {}, *made[1:]]
+        return {name: self._far(name, value, want, rounded, alike) for name, value in new.items()}
 
     def _is_to_blame(self, low: int, high: int) -> bool:
         """Whether the nodes between make the error: more than what they got explains, or felt at the outputs all at once.
         Integers at the outputs show no steps: rounding flips them all at once as well."""
         if max(self._local(low, high).values(), default=0.0) > 1:
             return True
-        steps = all(self.expected[name].dtype.kind not in "iub" for name in self.blamed)
+        steps = self.measurable and all(self.expected[name].dtype.kind not in "iub" for name in self.blamed)
         return steps and self.effect(high) > 1 and self.effect(high) > _STEP * self.effect(low)
 
     def _told(self, low: int, high: int, single: bool) -> Wrong:
@@ -271,6 +296,15 @@ class _Search:
             return True  # it was seen in the engine in question
         found = self._outputs_of(wrong, NOTHING) if self.builds < self.most else None
         return found is not None and (max(self._distances(found).values()) > 1 or self._effect(found) > 1)
+
+
+def _has(value: NDArray[Any], name: str, want: Arrays, rounded: Arrays, alike: Sequence[Arrays]) -> bool:
+    """Whether the tensor has one of the errors of models that are wrong in a known way, whatever noise there is."""
+    if value.dtype.kind in "iub":
+        return False
+    trial = Trial(len(alike))
+    trial.hear(value, want[name], rounded.get(name), [other.get(name, want[name]) for other in alike])
+    return any(trial.found())
 
 
 def relative(got: NDArray[Any], want: NDArray[Any], rounded: NDArray[Any] | None, floor: float = 2e-3) -> float:

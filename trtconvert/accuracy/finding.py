@@ -91,7 +91,7 @@ def describe(
     tensor = wrong.wrong[0]
     element = _element(wrong, tensor)
     custom = next((n.op_type for n in nodes if n.domain not in onnx_model.STANDARD_DOMAINS), "")
-    flag = f"--no-fuse {node}" if fusion else f"--keep-fp32 {sources[-1].name}" if converted and sources else ""
+    flag = f"--no-fuse {node}" if fusion else f"--keep-fp32 {node}" if converted else ""
     return Finding(
         comparison,
         shapes,

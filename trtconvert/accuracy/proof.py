@@ -20,7 +20,7 @@ from trtconvert.errors import ConvertError
 from trtconvert.lowering.functions import inline_local
 from trtconvert.model import copy
 
-REFERENCE, TWIN = "reference", "twin"
+REFERENCE, TWIN, TWIN_CUT = "reference", "twin", "twin, cut off"
 _SMALL = 256 << 20  # bytes of weights up to which fp64 costs little
 _LARGE = 1 << 30  # beyond which suspects would take more memory than they are worth
 _QUANTIZERS = ("QuantizeLinear", "LayerNormGeluQuantize", "LayerNormQuantize", "DequantizeGeluQuantize")
@@ -54,6 +54,8 @@ class Proof:
             REFERENCE: self._reference(model, widened),
             TWIN: ModelRun(references.twin_of(self.computed), self.computed_folder),
         }
+        if self.compute == "tf32" and references.convolves(self.computed):
+            self.runs[TWIN_CUT] = ModelRun(references.twin_of(self.computed, cuts=True), self.computed_folder)
         self.suspects: dict[str, Suspect] = {}
         self._too_large = references.weight_bytes(model) > _LARGE
         for suspect in () if self._too_large else suspects.suspects(widened):
@@ -64,7 +66,7 @@ class Proof:
                 continue
             self.suspects[name] = suspect
         self.trials: dict[tuple[str, str], Trial] = {}
-        self._twin: tuple[Arrays, dict[str, Errors]] = ({}, {})  # outputs and their errors
+        self._twins: dict[str, tuple[Arrays, dict[str, Errors]]] = {}  # outputs and their errors
         self._first: str | None = None  # what makes NaN or Inf in the twin
         self.quantized = {
             value.name
@@ -115,7 +117,8 @@ class Proof:
     ) -> Iterator[OutputResult]:
         """Verdicts on outputs[comparison], output by output. floor: of the relative L2, for what no twin excuses."""
         expected, got, plain = outputs[REFERENCE], outputs[comparison], floor is not None
-        twin = {} if plain else outputs[TWIN]
+        twins = {} if plain else {name: self._nearest_twin(name, got, outputs) for name in expected}
+        twin = {name: outputs[which].get(name) for name, which in twins.items()}
         rule = self.rule if floor is None else Rule(self.rule.name, floor, 0.0, self.rule.origin)
         verdicts = {
             name: rules.judge(
@@ -126,14 +129,14 @@ class Proof:
                 self.tolerance,
                 name in self.quantized,
                 self.is_source,
-                None if plain else self._of_twin(name, outputs),
+                None if plain else self._of_twin(name, outputs, twins[name]),
             )
             for name, want in expected.items()
         }
         for name, verdict in verdicts.items():
             told = [verdict.fault] if verdict.fault else []
             if not plain and self.tolerance is None:
-                told += self._suspected(name, comparison, outputs)
+                told += self._suspected(name, comparison, outputs, twin[name])
             node = ""
             if told:
                 told += self._swapped(name, got, expected, verdicts)
@@ -177,21 +180,30 @@ class Proof:
                 evidence=_evidence(got.get(name), want),
             )
 
-    def _of_twin(self, name: str, outputs: Mapping[str, Arrays]) -> Errors | None:
-        if self._twin[0] is not outputs[TWIN]:
-            self._twin = (outputs[TWIN], {})
-        known, twin, want = self._twin[1], outputs[TWIN].get(name), outputs[REFERENCE][name]
+    def _nearest_twin(self, name: str, got: Arrays, outputs: Mapping[str, Arrays]) -> str:
+        """Which of the twins rounds as the engine does."""
+        here, twins = got.get(name), [which for which in (TWIN, TWIN_CUT) if name in outputs.get(which, {})]
+        if here is None or len(twins) < 2 or any(outputs[which][name].shape != here.shape for which in twins):
+            return TWIN
+        return min(twins, key=lambda which: metrics.measure(here, outputs[which][name]).rel_l2)
+
+    def _of_twin(self, name: str, outputs: Mapping[str, Arrays], which: str = TWIN) -> Errors | None:
+        if which not in self._twins or self._twins[which][0] is not outputs[which]:
+            self._twins[which] = (outputs[which], {})
+        known, twin, want = self._twins[which][1], outputs[which].get(name), outputs[REFERENCE][name]
         if name not in known and twin is not None and twin.shape == want.shape:
             known[name] = metrics.measure(twin, want)
         return known.get(name)
 
-    def _suspected(self, name: str, comparison: str, outputs: Mapping[str, Arrays]) -> Iterator[str]:
+    def _suspected(
+        self, name: str, comparison: str, outputs: Mapping[str, Arrays], twin: NDArray[Any] | None
+    ) -> Iterator[str]:
         """The suspects that explain the errors of the output on all inputs so far."""
         got, want = outputs[comparison].get(name), outputs[REFERENCE][name]
         if got is None or (want.dtype.kind in "iub" and name not in self.quantized) or not self.suspects:
             return
         trial = self.trials.setdefault((comparison, name), Trial(len(self.suspects)))
-        trial.hear(got, want, outputs[TWIN].get(name), [outputs[key][name] for key in self.suspects])
+        trial.hear(got, want, twin, [outputs[key][name] for key in self.suspects])
         for number, share in trial.found():
             suspect = [*self.suspects.values()][number]
             nodes = ", ".join(suspect.nodes[:3]) + (f" and {len(suspect.nodes) - 3} more" if suspect.nodes[3:] else "")

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from trtconvert import reference
 from trtconvert.accuracy import engines, references, rules
-from trtconvert.accuracy.bisect import Distance, Run, Suspect, bisect
+from trtconvert.accuracy.bisect import BEYOND, Distance, Run, Suspect, bisect
 from trtconvert.accuracy.finding import Finding, describe
 from trtconvert.accuracy.parts import Arrays, Parts
 from trtconvert.accuracy.proof import Proof
@@ -22,8 +22,6 @@ from trtconvert.manifest import AS_IN_MODEL, Manifest
 from trtconvert.model import copy
 from trtconvert.monitor import Progress
 from trtconvert.remake import remake
-
-BEYOND = 1 + 1e-6  # at least, of what a check finds that has no figure
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,8 @@ def in_engine(
     dtypes = Parts(known, remade.maker.source.parent).dtypes
     run = _told(engines.runs(remade.maker, lowered, remade.profile, failed.feeds), progress)
     twin = Parts(references.twin_of(proof.computed), remade.maker.source.parent)
-    suspect = Suspect(lowered.model, run, failed.outputs, dtypes, failed.wrong)
+    alike = tuple(Parts(other.model, proof.folder) for other in proof.suspects.values())
+    suspect = Suspect(lowered.model, run, failed.outputs, dtypes, failed.wrong, alike)
     wrong = bisect(suspect, _right(proof), twin, failed.feeds, distance(proof.rule, proof.tolerance, proof.is_source))
     converted = described.precision.name != AS_IN_MODEL
     where = failed.comparison, failed.label

@@ -13,7 +13,6 @@ from trtconvert.cli import show
 
 if TYPE_CHECKING:
     from trtconvert.build import BuildResult
-    from trtconvert.manifest import Precision
 
 CHOICES_SHOWN = 8
 TENSORS_SHOWN = 8
@@ -224,29 +223,13 @@ def _report(result: BuildResult) -> None:
             click.echo(f"{side:9} {io.name}: {io.dtype} {show.shape(io.shape)}")
         if tensors[TENSORS_SHOWN:]:
             click.echo(f"{side:9} and {len(tensors) - TENSORS_SHOWN} more, see the manifest")
-    for line in _precision(described.precision):
+    for line in show.precision(described.precision):
         click.echo(line)
     names = [f"{plugin.name} x{len(plugin.nodes)}" for plugin in described.plugins]
     click.echo(f"plugins   {', '.join(names) or 'none'}  ({len(result.fusions)} fused)")
     for line in _choices(result):
         click.echo(line)
     click.echo(f"time      {result.seconds:.1f} s")
-
-
-def _precision(precision: Precision) -> Iterator[str]:
-    """The converted model, and the nodes that stayed in float32, a line for all of one op and reason."""
-    if not precision.file:
-        return
-    kept = len(precision.kept)
-    yield f"precision {precision.name}, {kept or 'no'} node{'s' * (kept != 1)} in fp32; converted model {precision.file}"
-    groups: dict[tuple[str, str], list[str]] = {}
-    for node in precision.kept:
-        groups.setdefault((node["op"], node["reason"]), []).append(node["node"])
-    for (op, reason), nodes in list(groups.items())[:CHOICES_SHOWN]:
-        more = f" and {len(nodes) - 2} more" if nodes[2:] else ""
-        yield f"{'fp32':9} {op} x{len(nodes)}: {reason} ({', '.join(nodes[:2])}{more})"
-    if len(groups) > CHOICES_SHOWN:
-        yield f"          and {len(groups) - CHOICES_SHOWN} more reasons, see the manifest"
 
 
 def _choices(result: BuildResult) -> Iterator[str]:

@@ -105,6 +105,8 @@ def _plan(report: PlanReport) -> None:
         for side, tensors in (("input", described.engine_inputs), ("output", described.engine_outputs)):
             for io in tensors:
                 click.echo(f"{side:9} {io.name}: {io.dtype} {show.shape(io.shape)}")
+        for line in show.precision(described.precision):
+            click.echo(line)
         for title, ranges in (*(("profile", profile) for profile in described.profiles), ("values", described.values)):
             for name, sizes in ranges.items():
                 points = ", ".join(f"{p} {'x'.join(map(str, sizes[p]))}" for p in ("min", "opt", "max"))

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from trtconvert.manifest import Precision
+
+REASONS_SHOWN = 8
+_NUMBER = re.compile(r"-?[\d.,]+(e[+-]?\d+)?")
 
 
 def as_json(value: Any) -> None:
@@ -71,3 +78,20 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
             bar.update(tasks[phase], completed=step)
 
         yield update
+
+
+def precision(made: Precision) -> Iterator[str]:
+    """The converted model, and the nodes that were not converted, a line for all of one op that have the same reason but for
+    its numbers."""
+    if not made.file:
+        return
+    kept, (what, label) = len(made.kept), ("not int8", "float") if made.name == "int8" else ("in fp32", "fp32")
+    yield f"precision {made.name}, {kept or 'no'} node{'s' * (kept != 1)} {what}; converted model {made.file}"
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for node in made.kept:
+        groups.setdefault((node["op"], _NUMBER.sub("", node["reason"])), []).append(node)
+    for (op, _), nodes in list(groups.items())[:REASONS_SHOWN]:
+        names = ", ".join(node["node"] for node in nodes[:2]) + (f" and {len(nodes) - 2} more" if nodes[2:] else "")
+        yield f"{label:9} {op} x{len(nodes)}: {nodes[0]['reason']} ({names})"
+    if len(groups) > REASONS_SHOWN:
+        yield f"          and {len(groups) - REASONS_SHOWN} more reasons, see the manifest"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from trtconvert import model as onnx_model
+from trtconvert import registry
 from trtconvert.calibration import calibration
 from trtconvert.custom_ops import wishes
 from trtconvert.custom_ops.custom import Custom
@@ -114,7 +115,7 @@ class Conversion:
             _cast(made, self.folder, "float32", lambda *_: None, io)
             return Converted(made) if interior else _checked(Converted(made), ready, CASTERS[0])
         if not interior:
-            self._check_kept(ready)
+            self._note_fused(ready)
         ready = raise_opset(ready, self.kind.dtype)
         islands = Islands(self.kind, self.extents, self.options.keep_fp32)
         kept: list[Kept] = []
@@ -130,15 +131,19 @@ class Conversion:
         converted = Converted(made, kept, self._counted.told, list(dict.fromkeys(self.notes)))
         return converted if interior else _checked(converted, ready, self.options.caster)
 
-    def _check_kept(self, ready: ModelProto) -> None:
-        """ConvertError for what --keep-fp32 names and neither the source nor the model made from it has."""
-        nodes = [node for model in (ready, self.prepared) for node in onnx_model.all_nodes(model)]
+    def check(self) -> None:
+        """ConvertError, before anything is fused, for what --keep-fp32 names and no node can have as its name or op."""
+        nodes = list(onnx_model.all_nodes(self.prepared)) if self.options.keep_fp32 else []
         for name in self.options.keep_fp32:
-            if not any(wishes.is_meant(name, node) for node in nodes):
+            fused = any(name.endswith(op.name) for op in registry.ops() if op.pattern)
+            if not fused and not any(wishes.is_meant(name, node) for node in nodes):
                 known = [*map(wishes.default_name, nodes), *{node.op_type for node in nodes}]
                 raise wishes.nobody("--keep-fp32", name, known, "node or op")
+
+    def _note_fused(self, ready: ModelProto) -> None:
+        for name in self.options.keep_fp32:
             if not any(wishes.is_meant(name, node) for node in onnx_model.all_nodes(ready)):
-                self.notes.append(f"--keep-fp32 {name}: it is part of a fused node, whose kernel computes in float32")
+                self.notes.append(f"--keep-fp32 {name}: it was fused; plugins compute in float32 inside")
 
 
 def _cast(

@@ -23,6 +23,7 @@ from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert import registry
 from trtconvert.bodies import Writing
+from trtconvert.custom_ops import wishes
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import fuse_model
 from trtconvert.graph import GraphView
@@ -73,14 +74,14 @@ def quantize(
 
     Each quantized tensor has one Q, right behind what makes it, so that fusions which end in Q apply. samples: the calibration
     data. method: see int8_ranges.measure. ops: whose fusions keep their products as they are; none given means all but opt-in
-    ones. keep: names of nodes that stay float. before_gelu: see int8_places.find. search: leave
-    float what int8_sensitivity finds. halves: the floats are to become float16. ConvertError says what is wrong with model or
-    data, and if nothing can be quantized.
+    ones. keep: nodes that stay float, by name or op. before_gelu: see int8_places.find. search: leave float what
+    int8_sensitivity finds. halves: the floats are to become float16. ConvertError says what is wrong with model or data, and if
+    nothing can be quantized.
     """
     copy = int8_prepare.prepare(model, folder, halves)
     view = onnx_graph.views(copy, folder)[0]
     wanted = registry.by_pattern(()) if ops is None else ops
-    places = int8_places.find(view, {*keep, *_fused(copy, folder, wanted)}, before_gelu)
+    places = int8_places.find(view, _fused(copy, folder, wanted) | _kept(keep, model, copy), before_gelu)
     if not places.products:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(places.left.items())[:3])
         raise ConvertError(
@@ -88,7 +89,7 @@ def quantize(
             f"{f' that int8 takes ({reasons})' if reasons else ''}",
             fix="build without --precision int8",
         )
-    tensors = [view.nodes[product.index].input[0] for product in places.products] + list(places.readers)
+    tensors = [product.tensor for product in places.products] + list(places.readers)
     dtypes = {name: view.info(name).dtype for name in tensors}
     ranges = int8_ranges.measure(copy, folder, dtypes, samples, method)
     _leave_out(view, places, ranges.unusable)
@@ -110,19 +111,30 @@ def _written(model: ModelProto, folder: Path, places: Places, largest: Mapping[s
     return copy
 
 
-def _fused(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> set[str]:
-    """Names of the nodes that belong to fusions."""
+def _fused(model: ModelProto, folder: Path, ops: Sequence[type[Op]]) -> dict[str, str]:
+    """The nodes that belong to fusions, and that they do."""
     fusions = fuse_model(onnx_model.copy(model), folder, ops).fusions
-    return {name for fusion in fusions for name in fusion.replaced}
+    return {name: f"it is part of {fusion.op}" for fusion in fusions for name in fusion.replaced}
+
+
+def _kept(keep: Collection[str], model: ModelProto, prepared: ModelProto) -> dict[str, str]:
+    """The nodes of the prepared model that are meant by name or op. ConvertError for what neither it nor the model has."""
+    nodes = list(onnx_model.all_nodes(prepared))
+    for name in keep:
+        known = [*nodes, *onnx_model.all_nodes(model)]
+        if not any(wishes.is_meant(name, node) for node in known):
+            titles = [*map(wishes.default_name, known), *{node.op_type for node in known}]
+            raise wishes.nobody("--keep-fp32", name, titles, "node or op")
+    return {n.name: "it is to stay float" for n in nodes if any(wishes.is_meant(name, n) for name in keep)}
 
 
 def _leave_out(view: GraphView, places: Places, unusable: Mapping[str, str]) -> None:
     """Products and other readers of tensors that have no range stay float, in place."""
     for product in list(places.products):
         node = view.nodes[product.index]
-        if node.input[0] in unusable:
+        if product.tensor in unusable:
             places.products.remove(product)
-            places.left[node.name] = unusable[node.input[0]]
+            places.left[node.name] = unusable[product.tensor]
     for name in unusable:
         places.readers.pop(name, None)
 
@@ -132,7 +144,7 @@ class _Writer:
     else is touched."""
 
     def __init__(self, view: GraphView, model: ModelProto, places: Places, largest: Mapping[str, float]) -> None:
-        read = {view.nodes[product.index].input[0] for product in places.products} | set(places.readers)
+        read = {product.tensor for product in places.products} | set(places.readers)
         self.view, self.model, self.places = view, model, places
         self.largest = {name: top for name, top in largest.items() if name in read}
 
@@ -149,6 +161,7 @@ class _Writer:
         for product in self.places.products:
             node = NodeProto()
             node.CopyFrom(self.view.nodes[product.index])
+            node.input[0] = product.tensor
             node.input[1] = _unique(f"{node.name}_weight", taken)
             graph.node.append(node)
             graph.initializer.append(numpy_helper.from_array(product.weight, node.input[1]))
@@ -193,7 +206,9 @@ class _Writer:
                 self.view.nodes[index].input[slot] = dequantized
         for product in self.places.products:
             node = self.view.nodes[product.index]
+            moved = node.input[0] if node.input[0] != product.tensor else ""
             node.CopyFrom(products[node.name])
+            node.input[0] = moved or node.input[0]
         nodes, done = list[NodeProto](), set[str]()
         for node in self.view.nodes:
             for name in node.input:

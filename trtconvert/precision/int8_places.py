@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,15 +23,18 @@ from trtconvert.precision.int8_weights import constant
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 FLOATS = ("float32", "float16")  # what onnxruntime's quantizer takes
+_MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten")
+_SIZES = ("Shape", "Size")
 _CLAMPS = ("Relu", "Clip", "LeakyRelu")  # that TensorRT computes in the product's own kernel
 
 
 @dataclass(frozen=True)
 class Product:
-    """A node to compute in int8. index: in the graph. axis: of the weight's output channels, each with its own scale; None for
-    one scale."""
+    """A node to compute in int8. index: in the graph. tensor: what is quantized for it, its input or what that is moved from.
+    axis: of the weight's output channels, each with its own scale; None for one scale."""
 
     index: int
+    tensor: str
     weight: NDArray[Any]
     axis: int | None
 
@@ -45,19 +49,19 @@ class Places:
     left: dict[str, str] = field(default_factory=dict)
 
 
-def find(view: GraphView, keep: Collection[str] = (), before_gelu: bool = True) -> Places:
+def find(view: GraphView, keep: Mapping[str, str], before_gelu: bool = True) -> Places:
     """The places of a graph.
 
     Products with a constant weight get int8 inputs. A residual Add behind a Conv reads its other input as int8 where its own
     result becomes int8, so that TensorRT computes it in the Conv's kernel. before_gelu: what a product gives to a GELU becomes
-    int8 too where the GELU's result does. Everything else reads floats. keep: names of nodes that stay float.
+    int8 too where the GELU's result does. Everything else reads floats. keep: names of nodes that stay float, and why.
     """
     places = Places()
     for index, node in enumerate(view.nodes):
         if node.op_type in PRODUCTS and node.domain in STANDARD_DOMAINS:
-            found = "it is to stay float" if node.name in keep else _product(view, index, node)
+            found = keep[node.name] if node.name in keep else _product(view, index, node)
             if isinstance(found, Product):
-                places.products.append(found)
+                places.products.append(_hoisted(view, found, places))
             elif found:
                 places.left[node.name] = found
     search = _Neighbours(view, places)
@@ -91,14 +95,30 @@ def _product(view: GraphView, index: int, node: NodeProto) -> Product | str | No
         rank = view.rank(data)
         if rank is None or rank < 2 or value.ndim < 2:
             return "it is a product with a vector"
-        return Product(index, value, 1 if value.ndim == 2 else None)
+        return Product(index, data, value, 1 if value.ndim == 2 else None)
     if node.op_type == "Gemm":
         if attributes.get("transA", 0):
             return f"it transposes {data}"
-        return Product(index, value, 0 if attributes.get("transB", 0) else 1)
+        return Product(index, data, value, 0 if attributes.get("transB", 0) else 1)
     if node.op_type == "Conv":
-        return Product(index, value, 0)
-    return Product(index, value, 1 if attributes.get("group", 1) == 1 else None)
+        return Product(index, data, value, 0)
+    return Product(index, data, value, 1 if attributes.get("group", 1) == 1 else None)
+
+
+def _hoisted(view: GraphView, product: Product, places: Places) -> Product:
+    """The product, with its tensor quantized before it is moved where only its sizes are read there as well: then Q comes right
+    behind what makes it. Such Shape nodes stand beside the Reshapes that tf2onnx writes around a Dense layer's product."""
+    current, reader = product.tensor, product.index
+    while view.consumers[current] == [reader] and current not in view.outputs:
+        move = view.producers.get(current)
+        if move is None or view.nodes[move].op_type not in _MOVES:
+            break
+        current, reader = view.nodes[move].input[0], move
+        others = [index for index in view.consumers[current] if index != move]
+        if others and all(view.nodes[index].op_type in _SIZES for index in others) and current not in view.outputs:
+            places.readers[current] = [(index, 0) for index in sorted((move, *others))]
+            return dataclasses.replace(product, tensor=current)
+    return product
 
 
 class _Neighbours:
@@ -107,7 +127,7 @@ class _Neighbours:
     def __init__(self, view: GraphView, places: Places) -> None:
         self.view, self.places = view, places
         self.indices = {product.index for product in places.products}
-        self.int8 = {view.nodes[index].input[0] for index in self.indices}
+        self.int8 = {product.tensor for product in places.products}
 
     def residuals(self) -> None:
         """Add(product, other), clamped or not, whose result becomes int8."""

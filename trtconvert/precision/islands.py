@@ -78,6 +78,8 @@ class Islands:
         limit, op = self.kind.largest / HEADROOM, node.op_type
         if op in _LOSSES:
             yield "sums a loss over all elements"
+        if op == "QuantizeLinear" and "int16" in view.info(node.output[0]).dtype:
+            yield f"makes integers of 16 bits, more than {self.kind.dtype} tells apart"
         if self.extents is None:
             if op in _PRONE and self.kind.dtype == "float16":
                 yield "its values could not be measured"
@@ -101,6 +103,8 @@ class Islands:
         made = [name for name in node.output if name in floats]
         if any(self.uses.is_size(view, name) for name in made):
             yield "computes with sizes of tensors"
+        if self.uses.is_variance(view, node) or self.uses.makes_part_of_variance(view, node):
+            yield "is part of a variance as the difference of squares, which cancel"
         large = [n for n in floats if self._reaches(view, n, self.kind.integers)]
         if any(self.uses.is_count(view, name) for name in large):
             yield f"counts beyond {self.kind.integers:,}, up to which {self.kind.dtype} holds every integer"

@@ -21,6 +21,7 @@ from trtconvert.precision import prepare
 from trtconvert.precision.uses import Uses
 
 _RESULT = "trtconvert.extents"
+_EVALUATED = 1 << 22  # bytes of a model that ONNX's reference evaluator, which is slow, may run
 _FIRST_OPSET = 9  # that has Where
 
 
@@ -90,7 +91,12 @@ class _Probes:
 
     def _session(self, only: frozenset[str] | None) -> tuple[Any, list[str]]:
         probed, names = _probed(self.model, self.folder, only)
-        return reference.session(probed, self.folder, in_order=True), names
+        try:
+            return reference.session(probed, self.folder, in_order=True), names
+        except Exception as error:
+            if "NOT_IMPLEMENTED" not in str(error) or self.model.ByteSize() > _EVALUATED:
+                raise
+            return reference.evaluator(probed), names
 
     def run(self, feed: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, Extent]]:
         """The extent of each tensor."""

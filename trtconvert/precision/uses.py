@@ -30,6 +30,7 @@ _MASKING = frozenset(
 )  # what is far below zero stays there
 _SCALE = 1 / 64  # a factor that leaves a mask's numbers far enough below zero
 _DIVIDED = {"Div": 1, "Reciprocal": 0, "Log": 0, "Sqrt": 0, "ReduceLogSum": 0}  # op to the input that must not become 0
+_SQUARING = frozenset(("Mul", "Pow", "Div", "ReduceMean", "ReduceSum", "GlobalAveragePool"))
 _ANGULAR = ("Sin", "Cos", "Tan")
 _DEPTH = 12
 
@@ -123,6 +124,47 @@ class Uses:
             if node.op_type == "Pow" and node.input[0] == name and (view.uniform(node.input[1]) or (1.0,))[0] < 1:
                 return True
         return False
+
+    @_once
+    def leads_to_divisor(self, view: GraphView, name: str, depth: int) -> bool:
+        """Whether it is a divisor or the like, or becomes one moved, or with a number added."""
+        if self.is_divisor(view, name):
+            return True
+        steps = [node for node in _readers(view, name) if node.op_type in (*_MOVES, "Add", "Max", "Clip")]
+        return any(self.leads_to_divisor(view, made, depth) for node in steps for made in node.output)
+
+    def is_variance(self, view: GraphView, node: NodeProto) -> bool:
+        """Whether the node takes a square from something, and the rest divides: E[x^2] - E[x]^2, whose parts cancel."""
+        if node.op_type != "Sub" or node.domain not in STANDARD_DOMAINS:
+            return False
+        square = view.producer(node.input[1])
+        while square is not None and square.op_type in _MOVES:
+            square = view.producer(square.input[0])
+        squares = square is not None and (
+            (square.op_type == "Mul" and square.input[0] == square.input[1])
+            or (square.op_type == "Pow" and view.uniform(square.input[1]) is not None)
+        )
+        return squares and self.leads_to_divisor(view, node.output[0])
+
+    @_once
+    def is_part_of_variance(self, view: GraphView, name: str, depth: int) -> bool:
+        """Whether such a difference is taken of it, squared, summed or moved."""
+        for node in _readers(view, name):
+            if self.is_variance(view, node):
+                return True
+            on = node.op_type in (*_MOVES, *_SQUARING)
+            if on and any(self.is_part_of_variance(view, made, depth) for made in node.output):
+                return True
+        return False
+
+    def makes_part_of_variance(self, view: GraphView, node: NodeProto) -> bool:
+        """Whether the node makes such a part, and not only the data that it is of."""
+        if not any(self.is_part_of_variance(view, made) for made in node.output if made):
+            return False
+        if node.op_type in _MOVES:
+            before = view.producer(node.input[0])
+            return before is not None and self.makes_part_of_variance(view, before)
+        return node.op_type in _SQUARING
 
 
 def epsilon(view: GraphView, name: str, depth: int = 3) -> float:

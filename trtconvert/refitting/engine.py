@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,8 +26,6 @@ SHOWN = 5
 class Refitter(Protocol):
     """What is asked of TensorRT's Refitter."""
 
-    def get_all_weights(self) -> list[str]: ...
-    def get_missing_weights(self) -> list[str]: ...
     def get_weights_prototype(self, name: str) -> Any: ...
     def set_named_weights(self, name: str, weights: Any) -> bool: ...
 
@@ -58,10 +56,11 @@ def refit_engine(backend: Backend, plan: Path, described: Manifest, model: Model
         raise ConvertError("the engine cannot be refitted", fix="build it with --refit or --strip-weights")
     refitter = trt.Refitter(engine, log)
     data = onnx_model.serialize(model)
-    notes = []
-    if not trt.OnnxParserRefitter(refitter, log).refit_from_bytes(data, str(source.resolve())):
-        notes.append(f"TensorRT's own refitter left some to trtconvert: {plain(told.cause())}")
-    given = by_names(refitter, arrays(model, source.parent), lambda array: weights_of(backend, array))
+    taken = trt.OnnxParserRefitter(refitter, log).refit_from_bytes(data, str(source.resolve()))
+    notes = [] if taken else [f"TensorRT's refitter of ONNX models did not take this one: {plain(told.cause())}"]
+    left = refitter.get_missing_weights() if taken else refitter.get_all_weights()
+    held = arrays(model, source.parent) if left else {}
+    given = by_names(refitter, left, held, lambda array: weights_of(backend, array))
     if not refitter.refit_cuda_engine():
         raise ConvertError(f"{backend.title} did not take the new weights: {plain(told.cause())}")
     adapter.raise_failure()
@@ -80,16 +79,16 @@ def arrays(model: ModelProto, folder: Path) -> dict[str, TensorProto]:
 
 
 def by_names(
-    refitter: Refitter, held: Mapping[str, TensorProto], made: Callable[[NDArray[Any]], Any]
+    refitter: Refitter, names: Iterable[str], held: Mapping[str, TensorProto], made: Callable[[NDArray[Any]], Any]
 ) -> dict[str, NDArray[Any]]:
-    """Set by their names the weights that are still missing; returns them, since TensorRT reads them later. made: TensorRT's
-    Weights of an array.
+    """Set these weights to the model's constants of their names; returns them, since TensorRT reads them later. made:
+    TensorRT's Weights of an array.
 
     ConvertError for all that the model has not, or not in the dtype or number that the engine takes.
     """
     given: dict[str, NDArray[Any]] = {}
     faults = []
-    for name in refitter.get_missing_weights():
+    for name in names:
         tensor = held.get(name)
         if tensor is None:
             faults.append(f"{name} is not in the model")

@@ -37,11 +37,12 @@ def facts(described: Manifest, plan: Path) -> list[tuple[str, str]]:
 
 def precision(described: Precision) -> str:
     """Its name, what converted the model and by which data; nodes kept in float32 are counted."""
-    told = [described.name, f"inputs and outputs {described.io}" if described.io else ""]
+    told = [described.name, f"inputs and outputs {described.io}" if described.io not in ("", "keep") else ""]
     told.append(f"converted by {described.caster}" if described.caster else "")
     told.append(f"{len(described.kept)} nodes kept in float32" if described.kept else "")
-    if described.calibration:
-        told.append("calibration: " + ", ".join(f"{name} {value}" for name, value in described.calibration.items()))
+    short = {name: value for name, value in described.calibration.items() if name in ("method", "samples", "data")}
+    if short:
+        told.append("calibration: " + ", ".join(f"{name} {value}" for name, value in short.items()))
     return "; ".join(filter(None, told))
 
 

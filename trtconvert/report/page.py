@@ -17,7 +17,7 @@ from trtconvert.files import check_outputs, write_file
 from trtconvert.manifest import Manifest
 from trtconvert.report import plots
 from trtconvert.report.environment import facts
-from trtconvert.report.pictures import Picture, pictures
+from trtconvert.report.pictures import Picture, of_engine, pictures
 
 OUTPUTS_DRAWN, WORST_SHOWN, ROWS_SHOWN, FAULTS_SHOWN = 6, 10, 200, 20
 _TEXT, _ITEMS, _MANIFEST = 200, 200, 150_000  # characters of a text, items of a list, characters of the manifest
@@ -98,7 +98,8 @@ def sentence(result: VerifyResult, described: Manifest) -> str:
     inputs = len({row.shapes for row in result.rows})
     on = f"{_count(outputs, 'output')} on {_count(inputs, 'set')} of inputs"
     failed = sum(not row.passed for row in result.rows)
-    who = "The fused model, without the engine," if result.engine_skipped else "The engine"
+    model = result.rows[0].comparison.split(" / ")[0] if result.rows else ""
+    who = f"The {model}, without the engine," if result.engine_skipped else "The engine"
     if failed:
         return f"{failed} of {len(result.rows)} comparisons with {described.model} fail, over {on}."
     return f"{who} agrees with {described.model} within the rules below: {on}."
@@ -110,7 +111,7 @@ def _count(number: int, noun: str) -> str:
 
 def _tiles(result: VerifyResult) -> list[tuple[str, str, str]]:
     """Number, what it is, and where: of the engine's rows if it was run."""
-    rows = [row for row in result.rows if row.comparison.startswith("engine")] or result.rows
+    rows = of_engine(result.rows)
     measured = [row for row in rows if row.rel_l2 == row.rel_l2]
     if not measured:
         return []
