@@ -24,6 +24,7 @@ from trtconvert.accuracy.cuts import MARKABLE, Cut, cuts
 from trtconvert.accuracy.parts import NO_DTYPES, NOTHING, Arrays, Parts, cut_out
 from trtconvert.accuracy.shares import Trial
 from trtconvert.errors import ConvertError
+from trtconvert.model import numpy_dtype
 
 WIDTH = 8  # places that one engine shows
 BEYOND = 1 + 1e-6  # of what is wrong by no figure
@@ -228,6 +229,7 @@ class _Search:
 
     def _outputs_of(self, names: Sequence[str], given: Arrays) -> Arrays | None:
         """What an engine with these outputs makes of the inputs and of given tensors. None if there can be no such engine."""
+        given = {name: self._typed(name, value) for name, value in given.items()}
         asked = [name for name in dict.fromkeys(names) if name not in given]
         model = cut_out(self.suspect.model, asked, given, self.suspect.dtypes)
         self.builds += 1
@@ -235,6 +237,11 @@ class _Search:
             return {**given, **self.suspect.run(model, given)}
         except ConvertError:
             return None
+
+    def _typed(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
+        """As the model has it, but for float64, which engines have as float32."""
+        dtype = self.suspect.dtypes.get(name, "")
+        return value if dtype in ("", "float64") else value.astype(numpy_dtype(dtype), copy=False)
 
     def _at(self, place: int, found: Arrays) -> Arrays:
         return {name: found[name] for name in self.cuts[place].tensors}
