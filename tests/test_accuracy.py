@@ -15,6 +15,8 @@ from trtconvert.accuracy.proof import REFERENCE, TWIN, Proof
 from trtconvert.accuracy.references import in_fp64, precision_of, reference_of, twin_of
 from trtconvert.accuracy.results import Channel, OutputResult
 from trtconvert.accuracy.running import ModelRun
+from trtconvert.accuracy.shares import Trial
+from trtconvert.backend import select
 
 HERE = Path()
 RANDOM = np.random.default_rng(5)
@@ -221,3 +223,40 @@ def test_json_has_everything_and_no_nan() -> None:
     assert written["evidence"]["worst"][0]["got"] == "nan"
     assert written["twin"]["rel_l2"] == 0.0
     assert not written["passed"]
+
+
+# --- what hides below the noise ------------------------------------------------------------------------------------
+
+
+def test_shares_of_suspects() -> None:
+    """Two deviations of 1e-4 in noise of 1e-3: each is told from the other, and from what the twin rounds alike."""
+    want = RANDOM.standard_normal(40_000)
+    first, second, rounding = 1e-4 * np.sin(3 * want), 1e-4 * want, 1e-3 * RANDOM.standard_normal(want.size)
+    suspected = [want + first, want + second]
+    noise = 2e-4 * RANDOM.standard_normal(want.size)
+    for planted, expected in ((first, [0]), (second, [1]), (first + second, [0, 1]), (0 * want, [])):
+        trial = Trial(2)
+        trial.hear(want + planted + rounding + noise, want, want + rounding, suspected)
+        found = dict(trial.found())
+        assert [*found] == expected
+        assert all(abs(share - 1) < 0.1 for share in found.values())
+    trial = Trial(2)
+    for _ in range(3):  # the twin itself does what the first suspect does: nothing can be told of that
+        trial.hear(want + first + noise, want, want + first + rounding, suspected)
+    assert [*trial.found()] == []
+
+
+@pytest.mark.parametrize(("now", "then"), [("none", "tanh"), ("tanh", "none")])
+def test_the_other_gelu_is_named(now: str, then: str) -> None:
+    """By an fp16 engine's last rounding hidden; the right one passes."""
+    select("rtx")
+    texts = [f'y = Gelu<approximate="{name}">(x)' for name in (now, then)]
+    right, wrong = (graph(t, "float16[64,64] x", "float16[64,64] y", opset=20, ir=9) for t in texts)
+    x = RANDOM.standard_normal((64, 64)).astype(np.float16)
+    engine = {
+        name: outputs(reference_of(m), x=x)["y"].astype(np.float16) for name, m in (("right", right), ("wrong", wrong))
+    }
+    assert judged(right, {"y": engine["right"]}, x=x)["y"].passed
+    fault = judged(right, {"y": engine["wrong"]}, x=x)["y"].fault
+    assert "where the model says" in fault
+    assert "explains the error" in fault

@@ -21,7 +21,7 @@ from onnx import ModelProto
 
 from trtconvert.accuracy.cuts import MARKABLE, Cut, cuts
 from trtconvert.accuracy.parts import NO_DTYPES, NOTHING, Arrays, Parts, cut_out
-from trtconvert.accuracy.suspects import Trial
+from trtconvert.accuracy.shares import Trial
 from trtconvert.errors import ConvertError
 from trtconvert.model import numpy_dtype
 

@@ -14,7 +14,8 @@ from trtconvert.accuracy import blame, metrics, references, rules, suspects
 from trtconvert.accuracy.results import Errors, OutputResult
 from trtconvert.accuracy.rules import Rule, Verdict
 from trtconvert.accuracy.running import Arrays, FirstThatRuns, ModelRun, Runnable, run_all
-from trtconvert.accuracy.suspects import Suspect, Trial
+from trtconvert.accuracy.shares import Trial
+from trtconvert.accuracy.suspects import Suspect
 from trtconvert.errors import ConvertError
 from trtconvert.lowering.functions import inline_local
 from trtconvert.model import copy

@@ -78,6 +78,8 @@ class Islands:
         limit, op = self.kind.largest / HEADROOM, node.op_type
         if op in _LOSSES:
             yield "sums a loss over all elements"
+        if op == "Cast" and "float8" in view.info(node.input[0]).dtype and self.kind.dtype == "bfloat16":
+            yield "TensorRT has no Cast of float8 to bfloat16"
         if op == "QuantizeLinear" and "int16" in view.info(node.output[0]).dtype:
             yield f"makes integers of 16 bits, more than {self.kind.dtype} tells apart"
         if self.extents is None:
