@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 ROWS, WIDTH, WIDE = 4, 32, 4096
@@ -160,3 +163,26 @@ def planted(model: ModelProto, node: str, change: Change) -> ModelProto:
         if found.name == node:
             change(copy, found)
     return copy
+
+
+def relative(got: NDArray[Any], want: NDArray[Any], rounded: NDArray[Any] | None, floor: float = 2e-3) -> float:
+    """Relative L2 of got - want, or a tenth of the largest error relative to the largest element, over 2 x that L2 of
+    rounded - want plus `floor`; infinite where NaN, Inf, a shape or an integer differs."""
+    if got.shape != want.shape:
+        return math.inf
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    if want.dtype.kind in "iub" or got.dtype.kind in "iub":
+        return math.inf if (a != b).any() else 0.0
+    finite = np.isfinite(b)
+    same = np.where(finite, np.isfinite(a), np.isnan(a) & np.isnan(b) | (a == b))
+    if not same.all():
+        return math.inf
+    a, b = a[finite], b[finite]
+    size = _size(b) or 1.0
+    twin = rounded.astype(np.float64)[finite] if rounded is not None and rounded.shape == want.shape else b
+    peak = float(np.abs(a - b).max(initial=0.0)) / (float(np.abs(b).max(initial=0.0)) or 1.0)
+    return max(_size(a - b) / size, peak / 10) / (2 * _size(twin - b) / size + floor)
+
+
+def _size(values: NDArray[Any]) -> float:
+    return math.sqrt(float(np.square(values).sum()))

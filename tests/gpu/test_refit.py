@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import SAMPLES, Run
-from tests.importable import importable
+from tests.importable import importable, mixed
 from tests.test_refit import renewed
 from trtconvert import BuildOptions, build, load_engine, manifest, refit, verify
 from trtconvert.inputs import random_feeds
 
+# An internal check of that mixture fails in every build with --refit.
+pytestmark = pytest.mark.skipif(mixed(), reason="TensorRT-RTX 1.6 with the parser of 1.7 builds no engine to refit")
 REFIT = BuildOptions(refit=True, fuse="all")
 NAMES = ["vit_block", "near_miss", "sam_upscaler", "tanh_gelu", "wav2vec2_features", "resnet_block", "fp16_ln_gelu"]
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
@@ -31,6 +30,8 @@ BEYOND = 1 + 1e-6  # of what is wrong by no figure
 _STEP = 3.0  # a node is to blame for an error at the outputs if it multiplies it by this
 Run: TypeAlias = "Callable[[ModelProto, Arrays], Mapping[str, NDArray[Any]]]"
 """Makes an engine of a part of the model, runs it on the inputs at hand and on these tensors, and returns its outputs."""
+Learnt: TypeAlias = "tuple[Parts, dict[str, NDArray[Any]]]"
+"""A model, and what is known of its tensors."""
 Distance: TypeAlias = "Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None], float]"
 """Of got from the reference, in units of what is allowed, for which the twin's result may count: above 1 is wrong."""
 
@@ -77,14 +78,20 @@ class NothingWrongError(ConvertError):
 
 
 def bisect(
-    suspect: Suspect, reference: Parts, twin: Parts | None, feeds: Arrays, distance: Distance, most: int | None = None
+    suspect: Suspect,
+    reference: Parts,
+    twins: Sequence[Parts],
+    feeds: Arrays,
+    distance: Distance,
+    most: int | None = None,
 ) -> Wrong:
     """The first nodes that are wrong on these inputs. most: engines that may be made, by default log2(nodes) + 3.
 
-    reference: the model that is right; twin: the same with the roundings of the engine's precision. NothingWrongError if the
+    reference: the model that is right; twins: the same with the roundings that engines may have, of which the nearest counts,
+    tensor by tensor. NothingWrongError if the
     outputs in question are good.
     """
-    return _Search(suspect, reference, twin, feeds, distance, most).result()
+    return _Search(suspect, reference, twins, feeds, distance, most).result()
 
 
 class _Search:
@@ -94,12 +101,12 @@ class _Search:
         self,
         suspect: Suspect,
         reference: Parts,
-        twin: Parts | None,
+        twins: Sequence[Parts],
         feeds: Arrays,
         distance: Distance,
         most: int | None,
     ) -> None:
-        self.suspect, self.reference, self.twin = suspect, reference, twin
+        self.suspect, self.reference = suspect, reference
         self.feeds, self.distance = feeds, distance
         nodes = len(suspect.model.graph.node)
         self.cuts = cuts(suspect.model.graph, self._can_be_seen)
@@ -110,9 +117,8 @@ class _Search:
         self.latest: dict[int, Arrays] = {-1: {}, self.end: suspect.final}  # neighbours here are of one engine
         self.hiding: set[int] = set()  # places that hide the error when their tensors are outputs
         self.expected: dict[str, NDArray[Any]] = {}
-        self.rounded: dict[str, NDArray[Any]] = {}
-        self.models = [(reference, self.expected), *([(twin, self.rounded)] if twin is not None else [])]
-        self.alike: list[tuple[Parts, dict[str, NDArray[Any]]]] = []
+        self.twins: list[Learnt] = [(twin, {}) for twin in twins]
+        self.alike: list[Learnt] = []
         self.directs: dict[int, dict[str, float]] = {}
         self.effects: dict[int, float] = {-1: 0.0}
 
@@ -123,22 +129,27 @@ class _Search:
     # --- how bad a place is
 
     def _learn(self, names: Iterable[str], low: int = -1) -> None:
-        """What reference, twin and others have there; they go on from what they have at `low`."""
+        """What reference, twins and others have there; they go on from what they have at `low`."""
         asked = dict.fromkeys(names)
         known = self.cuts[low].tensors if low >= 0 else ()
-        for parts, learnt in (*self.models, *self.alike):
+        for parts, learnt in ((self.reference, self.expected), *self.twins, *self.alike):
             if new := [name for name in asked if name in parts.made and name not in learnt]:
                 learnt |= parts.run(new, self.feeds, {name: learnt[name] for name in known if name in learnt})
 
     def _distances(self, values: Arrays) -> dict[str, float]:
         self._learn(values)
-        alike = [learnt for _, learnt in self.alike]
-        return {name: self._far(name, value, self.expected, self.rounded, alike) for name, value in values.items()}
+        twins, alike = ([learnt for _, learnt in models] for models in (self.twins, self.alike))
+        return {name: self._far(name, value, self.expected, twins, alike) for name, value in values.items()}
 
-    def _far(self, name: str, value: NDArray[Any], want: Arrays, rounded: Arrays, alike: Sequence[Arrays]) -> float:
-        """The distance; BEYOND if that is allowed, but the tensor has a known error."""
-        far = self.distance(value, want[name], rounded.get(name))
-        return BEYOND if far <= 1 and alike and _has(value, name, want, rounded, alike) else far
+    def _far(
+        self, name: str, value: NDArray[Any], want: Arrays, twins: Sequence[Arrays], alike: Sequence[Arrays]
+    ) -> float:
+        """The distance with the nearest twin; BEYOND if that is allowed, but the tensor has a known error."""
+        rounded = [twin.get(name) for twin in twins] or [None]
+        far = [self.distance(value, want[name], twin) for twin in rounded]
+        least = min(far)
+        known = least <= 1 and alike and _has(value, name, want[name], rounded[far.index(least)], alike)
+        return BEYOND if known else least
 
     def direct(self, place: int) -> float:
         """How far the worst of the tensors there is from the reference."""
@@ -179,7 +190,8 @@ class _Search:
         found = []
         for parts in self.suspect.alike:
             learnt = parts.run(self.cuts[self.end].tensors, self.feeds)
-            if any(_has(self.suspect.final[n], n, self.expected, self.rounded, [learnt]) for n in learnt):
+            twin = self.twins[0][1] if self.twins else {}
+            if any(_has(self.suspect.final[n], n, self.expected[n], twin.get(n), [learnt]) for n in learnt):
                 found.append((parts, learnt))
         return found if found or self.measurable else [(parts, {}) for parts in self.suspect.alike]
 
@@ -260,12 +272,13 @@ class _Search:
         """How far the tensors behind are from what the reference makes of those before."""
         given = self.latest[low]
         new = {name: value for name, value in self.latest[high].items() if name not in given}
-        made = [
-            parts.run([name for name in new if name in parts.made], self.feeds, given)
-            for parts, _ in (*self.models, *self.alike)
-        ]
-        want, rounded, *alike = made if self.twin is not None else [made[0], {}, *made[1:]]
-        return {name: self._far(name, value, want, rounded, alike) for name, value in new.items()}
+
+        def made(parts: Parts) -> Arrays:
+            return parts.run([name for name in new if name in parts.made], self.feeds, given)
+
+        want = made(self.reference)
+        twins, alike = ([made(parts) for parts, _ in models] for models in (self.twins, self.alike))
+        return {name: self._far(name, value, want, twins, alike) for name, value in new.items()}
 
     def _is_to_blame(self, low: int, high: int) -> bool:
         """Whether the nodes between make the error: more than what they got explains, or felt at the outputs all at once.
@@ -305,33 +318,12 @@ class _Search:
         return found is not None and (max(self._distances(found).values()) > 1 or self._effect(found) > 1)
 
 
-def _has(value: NDArray[Any], name: str, want: Arrays, rounded: Arrays, alike: Sequence[Arrays]) -> bool:
+def _has(
+    value: NDArray[Any], name: str, want: NDArray[Any], rounded: NDArray[Any] | None, alike: Sequence[Arrays]
+) -> bool:
     """Whether the tensor has one of the errors of models that are wrong in a known way, whatever noise there is."""
     if value.dtype.kind in "iub":
         return False
     trial = Trial(len(alike))
-    trial.hear(value, want[name], rounded.get(name), [other.get(name, want[name]) for other in alike])
+    trial.hear(value, want, rounded, [other.get(name, want) for other in alike])
     return any(trial.found())
-
-
-def relative(got: NDArray[Any], want: NDArray[Any], rounded: NDArray[Any] | None, floor: float = 2e-3) -> float:
-    """Relative L2 of got - want, or a tenth of the largest error relative to the largest element, over 2 x that L2 of
-    rounded - want plus `floor`; infinite where NaN, Inf, a shape or an integer differs."""
-    if got.shape != want.shape:
-        return math.inf
-    a, b = got.astype(np.float64), want.astype(np.float64)
-    if want.dtype.kind in "iub" or got.dtype.kind in "iub":
-        return math.inf if (a != b).any() else 0.0
-    finite = np.isfinite(b)
-    same = np.where(finite, np.isfinite(a), np.isnan(a) & np.isnan(b) | (a == b))
-    if not same.all():
-        return math.inf
-    a, b = a[finite], b[finite]
-    size = _size(b) or 1.0
-    twin = rounded.astype(np.float64)[finite] if rounded is not None and rounded.shape == want.shape else b
-    peak = float(np.abs(a - b).max(initial=0.0)) / (float(np.abs(b).max(initial=0.0)) or 1.0)
-    return max(_size(a - b) / size, peak / 10) / (2 * _size(twin - b) / size + floor)
-
-
-def _size(values: NDArray[Any]) -> float:
-    return math.sqrt(float(np.square(values).sum()))

@@ -46,10 +46,11 @@ def in_engine(
     add_bodies(known)
     dtypes = Parts(known, remade.maker.source.parent).dtypes
     run = _told(engines.runs(remade.maker, lowered, remade.profile, failed.feeds), progress)
-    twin = Parts(references.twin_of(proof.computed), remade.maker.source.parent)
+    kinds = (False, True) if proof.compute == "tf32" and references.convolves(proof.computed) else (False,)
+    twins = [Parts(references.twin_of(proof.computed, cuts), proof.computed_folder) for cuts in kinds]
     alike = tuple(Parts(other.model, proof.folder) for other in proof.suspects.values())
     suspect = Suspect(lowered.model, run, failed.outputs, dtypes, failed.wrong, alike)
-    wrong = bisect(suspect, _right(proof), twin, failed.feeds, distance(proof.rule, proof.tolerance, proof.is_source))
+    wrong = bisect(suspect, _right(proof), twins, failed.feeds, distance(proof.rule, proof.tolerance, proof.is_source))
     converted = described.precision.name != AS_IN_MODEL
     where = failed.comparison, failed.label
     return describe(wrong, lowered.model, remade.source, described.fusions, converted, *where)
@@ -61,7 +62,7 @@ def in_fused(failed: Failed, described: Manifest, fused: ModelProto, proof: Proo
     rule = Rule(proof.rule.name, rules.SAME_MATHS[proof.compute], 0.0, "")
     run, dtypes = _in_onnxruntime(proof.folder, failed.feeds), Parts(written, proof.folder).dtypes
     suspect = Suspect(written, run, failed.outputs, dtypes)
-    wrong = bisect(suspect, _right(proof), None, failed.feeds, distance(rule, proof.tolerance, proof.is_source))
+    wrong = bisect(suspect, _right(proof), (), failed.feeds, distance(rule, proof.tolerance, proof.is_source))
     return describe(wrong, written, proof.model, described.fusions, False, failed.comparison, failed.label)
 
 
