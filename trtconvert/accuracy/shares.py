@@ -3,9 +3,10 @@
 The error is written as a sum of what each suspect would add, of the twin's error (an engine that rounds at the same places has it
 too), and of noise: least squares gives each suspect's share. It is 0 for an engine that computes what the model says and 1 for
 one that computes what the suspect does. Over n elements noise strays it by about rms(noise) / rms(suspect) / sqrt(n) only, so an
-error of 2e-4 is seen in noise of 6e-4, behind further layers too, and more inputs see more. It is a finding if it is above ENOUGH
-(of 60 runs of engines on an H200 that were right one had 0.59), SIGMAS times what noise can do, and above MORE times the share
-that the twin's own roundings have beyond doubt: in bfloat16 they look like GELU by tanh themselves, and nothing can be told.
+error of 2e-4 is seen in noise of 6e-4, behind further layers too, and more inputs see more.
+
+It is a finding if it is above ENOUGH (an engine on an H200 that was right had 0.59 once in 60), SIGMAS times what noise can do,
+and MORE times the share that the twin's own roundings have beyond doubt: where these look like the suspect, nothing can be told.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Int8(Conversion):
         super().__init__(rest, self.made.model, folder, profile, custom, (dict(feed) for feed in data))
         if not self.casts:
             self.kind = dataclasses.replace(self.kind, dtype="")  # whatever the model's is
-        self.told = list(self.made.notes)
+        self.told = self.made.notes if self.casts else self.made.notes[:1]  # the others are what is kept
         if options.calib is None:
             self.told.insert(
                 0, "int8 scales were measured on random data, unlike what the model will see: give --calib"
@@ -69,7 +69,7 @@ class Int8(Conversion):
     def apply(self, model: ModelProto, profile: Profile, interior: bool = False) -> Converted:
         """See Conversion. For int8 alone the model as it is: it has its Q and DQ."""
         if not self.casts:
-            kept = [Kept(name, op, f"not int8: {reason}") for name, (op, reason) in self.made.left.items()]
+            kept = [Kept(name, op, reason) for name, (op, reason) in self.made.left.items()]
             return Converted(onnx_model.copy(model), kept, self.calibration, self.told)
         cast = super().apply(model, profile, interior)
         return dataclasses.replace(cast, calibration=self.calibration, notes=[*self.told, *cast.notes])

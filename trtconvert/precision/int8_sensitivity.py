@@ -16,7 +16,7 @@ from trtconvert import reference
 from trtconvert.bodies import add_bodies
 from trtconvert.precision.int8_ranges import Samples
 
-SAMPLES = 8
+SAMPLES, RUNS = 8, 480  # at least so many samples, and more where the runs stay below that
 _OUTLIER = 8.0  # times the median error
 _MOST = 0.15  # of the tensors
 _NEGLIGIBLE = 1e-9  # relative squared error of the outputs
@@ -34,7 +34,7 @@ def sensitive(model: ModelProto, folder: Path, samples: Samples, tensors: Collec
         return {}
     session = reference.session(gated, folder)
     errors = dict.fromkeys(gates, 0.0)
-    for feed in itertools.islice(samples(), SAMPLES):
+    for feed in itertools.islice(samples(), max(SAMPLES, RUNS // len(gates))):
         off = {gate: np.array(False) for gate in gates.values()}
         plain = session.run(None, {**feed, **off})
         for tensor, gate in gates.items():
