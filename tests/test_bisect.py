@@ -15,11 +15,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from tests.faulty import FAULTS, ROWS, WIDE, WIDTH, Chain, planted
+from tests.faulty import FAULTS, ROWS, WIDE, WIDTH, Chain, planted, relative
 from tests.graphs import graph, named
 from trtconvert import reference
 from trtconvert.accuracy import references, rules, suspects
-from trtconvert.accuracy.bisect import NothingWrongError, Suspect, Wrong, bisect, relative
+from trtconvert.accuracy.bisect import NothingWrongError, Suspect, Wrong, bisect
 from trtconvert.accuracy.parts import Arrays, Parts
 from trtconvert.accuracy.trace import distance
 from trtconvert.errors import ConvertError
@@ -37,7 +37,7 @@ def search(model: ModelProto, wreck: Wreck, feeds: Arrays, distance: Callable[..
         return reference.run(wreck(marked), HERE, {i.name: known[i.name] for i in marked.graph.input})
 
     right = Parts(model, HERE)
-    wrong = bisect(Suspect(model, run, run(model, {}), right.dtypes), right, None, feeds, distance)
+    wrong = bisect(Suspect(model, run, run(model, {}), right.dtypes), right, (), feeds, distance)
     assert wrong.builds <= math.log2(len(model.graph.node)) + 3
     return wrong
 
@@ -130,7 +130,7 @@ def noisy(model: ModelProto, wreck: Wreck, known: bool = False) -> Wrong:
     if known:
         alike = tuple(Parts(other.model, HERE) for other in suspects.suspects(widened))
         suspect = dataclasses.replace(suspect, wrong=(model.graph.output[0].name,), alike=alike)
-    return bisect(suspect, right, twin, feeds, rules_of)
+    return bisect(suspect, right, [twin], feeds, rules_of)
 
 
 def chain(length: int, *kinds: str, seed: int = 0, width: int = WIDTH) -> Chain:
@@ -274,7 +274,7 @@ def test_tensors_that_cannot_be_outputs_after_all() -> None:
         return Parts(wrecked, HERE).run([o.name for o in marked.graph.output], {**data(), **given})
 
     right = Parts(model, HERE)
-    wrong = bisect(Suspect(model, run, run(model, {}), right.dtypes), right, None, data(), close)
+    wrong = bisect(Suspect(model, run, run(model, {}), right.dtypes), right, (), data(), close)
     assert names(model, wrong) == [node]
 
 
@@ -291,8 +291,8 @@ def test_outputs_that_are_wrong_below_every_distance() -> None:
     right = Parts(model, HERE)
     suspect = Suspect(model, run, run(model, {}), right.dtypes)
     with pytest.raises(NothingWrongError):
-        bisect(suspect, right, None, feeds, relative)
-    wrong = bisect(dataclasses.replace(suspect, wrong=("y",)), right, None, feeds, relative)
+        bisect(suspect, right, (), feeds, relative)
+    wrong = bisect(dataclasses.replace(suspect, wrong=("y",)), right, (), feeds, relative)
     assert (names(model, wrong), wrong.single, wrong.confirmed) == (["b"], True, True)
 
 
