@@ -60,8 +60,8 @@ def test_bisect_names_the_node(name: str, dtype: str) -> None:
         return ModelRun(wrecked(marked, dtype, name), here).run({**given, **more})
 
     suspect = Suspect(right, run, run(right, {}), Parts(right, here).dtypes)
-    parts = [Parts(made, here) for made in (references.reference_of(right), references.twin_of(right))]
-    wrong = bisect(suspect, *parts, given, distance(proof.rule))
+    reference, twin = (Parts(made, here) for made in (references.reference_of(right), references.twin_of(right)))
+    wrong = bisect(suspect, reference, [twin], given, distance(proof.rule))
     names = [right.graph.node[index].name for index in wrong.nodes]
     assert names[-1] == next(f.node for f in FAULTS if f.name == name)
     assert len(names) <= 2

@@ -88,8 +88,7 @@ def bisect(
     """The first nodes that are wrong on these inputs. most: engines that may be made, by default log2(nodes) + 3.
 
     reference: the model that is right; twins: the same with the roundings that engines may have, of which the nearest counts,
-    tensor by tensor. NothingWrongError if the
-    outputs in question are good.
+    tensor by tensor. NothingWrongError if the outputs in question are good.
     """
     return _Search(suspect, reference, twins, feeds, distance, most).result()
 
