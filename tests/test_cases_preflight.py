@@ -441,3 +441,43 @@ def test_inspect_of_open_shapes(tmp_path: Path, run: Run) -> None:
     assert "TensorRT can import every node" in result.stdout
     report = inspect_model(save(graph("y = Squeeze (x)", "float[N,1,4] x", "float[N,4] y"), tmp_path))
     assert report.totals == {"native": 1} or report.nodes[0].fix
+
+
+# --- files that ended the process ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inputs", [["x"], ["x", "s", "s"]], ids=["refused anyway", "as the op takes them"])
+def test_a_plugin_node_without_outputs(inputs: list[str], tmp_path: Path, run: Run) -> None:
+    """TensorRT's parser ends the process at it."""
+    nodes = [
+        helper.make_node("LayerNormGelu", ["x", "s", "s"], ["y"], domain="trtconvert"),
+        helper.make_node("LayerNormGelu", inputs, [], "idle", domain="trtconvert"),
+    ]
+    given = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", [2, 3]), ("s", [3]))
+    ]
+    graph = helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("trtconvert", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    told = "it has no outputs" if len(inputs) > 1 else "it has 1 inputs, the op takes 3"
+    inspected, built = run("inspect", tmp_path / "m.onnx"), run("build", tmp_path / "m.onnx")
+    assert f"idle (trtconvert::LayerNormGelu): {told}" in inspected.stdout.replace(
+        "(LayerNormGelu)", "(trtconvert::LayerNormGelu)"
+    )
+    assert built.returncode == 1
+    assert told in built.stderr
+    assert not (tmp_path / "m.plan").exists()
+
+
+def test_a_doc_string_that_is_no_text(tmp_path: Path, run: Run) -> None:
+    """It says nothing of the model, so it is no reason to refuse it."""
+    node = helper.make_node("Relu", ["x"], ["y"])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    model = helper.make_model(
+        helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    model.doc_string = "MARK" * 3
+    data = model.SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(data.replace(b"MARK" * 3, bytes([0x90]) * 12))
+    built = run("build", tmp_path / "m.onnx", "--target", "sm_89")
+    assert built.returncode == 0, built.stderr

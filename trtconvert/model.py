@@ -317,7 +317,7 @@ def skeleton(model: ModelProto) -> ModelProto:
 
 def _copy_fields(source: Any, target: Any, but: str) -> None:
     for field, value in source.ListFields():
-        if field.name == but:
+        if field.name in (but, "doc_string"):  # which need not be UTF-8, and then can be read but not set
             continue
         if isinstance(value, int | float | str | bytes):
             setattr(target, field.name, value)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from trtconvert import adapter
 from trtconvert import graph as onnx_graph
@@ -42,10 +42,38 @@ def known_faults(lowered: Lowered, folder: Path, backend: Backend) -> list[Fault
         lowered.faults,
         [
             *contract.faults(lowered.model),
+            *_idle(lowered),
             *dtypes.faults(lowered.model, views),
             *rules.node_faults(lowered.model, views, backend),
         ],
     )
+
+
+def _idle(lowered: Lowered) -> list[Fault]:
+    paths = _paths(lowered.model)
+    fix = "remove the node, or name its output"
+    return [
+        Fault(node.name, node.op_type, "it has no outputs", fix, paths.get(node.name, ""))
+        for node in onnx_model.all_nodes(lowered.model)
+        if _is_idle(node)
+    ]
+
+
+def _is_idle(node: NodeProto) -> bool:
+    """Whether it is a custom op that makes nothing: TensorRT-RTX 1.7.1's parser ends the process at those."""
+    standard = node.domain in onnx_model.STANDARD_DOMAINS and onnx.defs.has(node.op_type)
+    return not standard and not any(node.output)
+
+
+def _without_idle(model: ModelProto) -> ModelProto:
+    """The model itself, if it has none of those."""
+    if not any(map(_is_idle, onnx_model.all_nodes(model))):
+        return model
+    model = onnx_model.copy(model)
+    for graph in onnx_model.all_graphs(model.graph):
+        for node in [*filter(_is_idle, graph.node)]:
+            graph.node.remove(node)
+    return model
 
 
 def complete(known: Sequence[Fault], others: Sequence[Fault]) -> list[Fault]:
@@ -61,7 +89,7 @@ def ask(lowered: Lowered, source: Path, backend: Backend) -> list[Fault]:
     network = builder.create_network(backend.network_flags())
     parser = make_parser(backend, network, log, lowered.plugin_nodes)
     with adapter.building(()):
-        taken = parser.supports_model_v2(onnx_model.serialize(lowered.model), str(source.resolve()))
+        taken = parser.supports_model_v2(onnx_model.serialize(_without_idle(lowered.model)), str(source.resolve()))
     if taken:
         return []
     paths = _paths(lowered.model)

@@ -25,6 +25,7 @@ def check(model: ModelProto, path: Path) -> None:
 def _texts(model: ModelProto) -> Iterator[tuple[str, Any]]:
     yield "producer's name", model.producer_name
     yield "producer's version", model.producer_version
+    yield "model's domain", model.domain
     for entry in model.metadata_props:
         yield from (("metadata's key", entry.key), ("metadata", entry.value))
     yield from (("domain", entry.domain) for entry in model.opset_import)
