@@ -36,6 +36,7 @@ from trtconvert.precision.convert import Conversion
 from trtconvert.precision.int8_build import Int8
 from trtconvert.profiles import bake, fit, shape_values, sizes
 from trtconvert.refitting import structure
+from trtconvert.remake import BUILDER_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def build(
         whole_engine=dataclasses.asdict(chosen.whole) if chosen.whole else {},
         targets=list(targets),
         baked=bake.encode(baked),
-        values=_points(profile.values),
-        profiles=[_points(profile.ranges)],
+        values=shapes.points(profile.values),
+        profiles=[shapes.points(profile.ranges)],
         unfit=sorted(misfits),
         onnx_inputs=model_io(proto, "input"),
         onnx_outputs=model_io(proto, "output"),
@@ -202,10 +203,6 @@ def _profile(proto: ModelProto, folder: Path, options: BuildOptions) -> tuple[sh
     return profile, {misfit.point: str(misfit) for misfit in misfits}
 
 
-def _points(ranges: Mapping[str, shapes.Range]) -> dict[str, dict[str, list[int]]]:
-    return {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
-
-
 def _check_wishes(asked: wishes.Wishes, proto: ModelProto) -> None:
     """ConvertError for what names nothing in the model, whose nodes have the names that messages give them."""
     if asked != wishes.Wishes():
@@ -269,7 +266,6 @@ def _plugin_use(creator: Creator, nodes: list[str]) -> PluginUse:
 
 
 def _builder_options(options: BuildOptions) -> dict[str, Any]:
-    names = ("opt_level", "workspace", "refit", "strip_weights", "version_compatible", "hardware_compatible")
     wanted = {option: list(texts) for option, texts in options.wishes.told.items()}
     left = list(options.no_fuse) or None
-    return {name: getattr(options, name) for name in names} | {"wishes": wanted or None, "no_fuse": left}
+    return {name: getattr(options, name) for name in BUILDER_OPTIONS} | {"wishes": wanted or None, "no_fuse": left}

@@ -14,10 +14,10 @@ from onnx import ModelProto
 
 from trtconvert.errors import ConvertError
 from trtconvert.feeds import files
-from trtconvert.feeds.contract import Arrays, Contract
+from trtconvert.feeds.contract import Contract
 from trtconvert.feeds.draw import draw
 from trtconvert.feeds.roles import Role, of_inputs
-from trtconvert.inputs import Point, arrays, points
+from trtconvert.inputs import Arrays, Point, arrays, points
 from trtconvert.manifest import IO
 
 RANDOM = 16  # samples, where no data is given

@@ -15,6 +15,8 @@ from trtconvert.model import numpy_dtype
 Points: TypeAlias = "Mapping[str, Mapping[str, Sequence[int]]]"
 """Input name to what it has at "min", "opt" and "max", as in the manifest."""
 NO_VALUES: Points = {}
+Arrays: TypeAlias = "dict[str, NDArray[Any]]"
+"""By the name of an input or output."""
 Draw: TypeAlias = "Callable[[np.random.Generator, IO, tuple[int, ...]], NDArray[Any]]"
 """Makes the array of an input in a shape."""
 

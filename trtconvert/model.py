@@ -289,6 +289,15 @@ def _heavy(tensor: TensorProto) -> bool:
     return int(tensor.ByteSize()) > 2048
 
 
+def unique(name: str, taken: set[str]) -> str:
+    """The name, with a number behind it where it is taken; it is taken then."""
+    candidate, count = name, 1
+    while candidate in taken:
+        candidate, count = f"{name}_{count}", count + 1
+    taken.add(candidate)
+    return candidate
+
+
 def copy(model: ModelProto) -> ModelProto:
     """A deep copy."""
     copy = ModelProto()

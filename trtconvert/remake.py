@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,13 @@ from trtconvert.custom_ops import libraries, wishes
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import fuse_model
 from trtconvert.lower import Lowered
-from trtconvert.manifest import AS_IN_MODEL, Manifest
+from trtconvert.manifest import Manifest
 from trtconvert.network import BuildOptions, Maker
 from trtconvert.profiles.bake import bake, decode
 from trtconvert.shapes import Profile, Range
 
-_KEPT = ("opt_level", "workspace", "refit", "strip_weights", "version_compatible", "hardware_compatible")
+# Of BuildOptions, what the manifest has under these names.
+BUILDER_OPTIONS = ("opt_level", "workspace", "refit", "strip_weights", "version_compatible", "hardware_compatible")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,18 @@ class Remade:
 def remake(described: Manifest, plan: Path) -> Remade:
     """From the model that the manifest names. ConvertError if it is not there, or has changed since the build."""
     source = plan.parent / described.model
+    model, converted = source_model(described, plan), converted_model(described, plan)
+    ready = converted if converted is not None else onnx_model.copy(model)
+    if converted is None:
+        fuse_again(described, ready, source.parent)
+    file = source if converted is None else plan.with_name(described.precision.file)
+    return Remade(model, ready, maker(described, file), profile(described))
+
+
+def source_model(described: Manifest, plan: Path) -> ModelProto:
+    """The model that the manifest names, with its inputs baked and the plugins that it needs loaded. ConvertError if it is not
+    there, or has changed since the build."""
+    source = plan.parent / described.model
     libraries.load_plugins((plan.parent / file for file in described.plugin_files), described.backend)
     model = onnx_model.load(source)
     if onnx_model.sha256(source.read_bytes(), model, source.parent) != described.model_sha256:
@@ -48,13 +62,20 @@ def remake(described: Manifest, plan: Path) -> Remade:
             "the source model has changed since the plan was built", where=str(source), fix="build the plan again"
         )
     bake(model, decode(described.baked))
-    ready, file = onnx_model.copy(model), source
-    if described.precision.name != AS_IN_MODEL:
-        file = plan.with_name(described.precision.file)
-        ready = onnx_model.load(file)
-    else:
-        fuse_again(described, ready, source.parent)
-    return Remade(model, ready, maker(described, file), profile(described))
+    return model
+
+
+def converted_model(described: Manifest, plan: Path) -> ModelProto | None:
+    """The model in the engine's precision, which lies beside the plan; None if it was not converted. ConvertError as above."""
+    if not described.precision.file:
+        return None
+    file = plan.with_name(described.precision.file)
+    model = onnx_model.load(file)
+    if hashlib.sha256(file.read_bytes()).hexdigest() != described.precision.sha256:
+        raise ConvertError(
+            "the converted model has changed since the plan was built", where=str(file), fix="build the plan again"
+        )
+    return model
 
 
 def fuse_again(described: Manifest, model: ModelProto, folder: Path) -> None:
@@ -68,7 +89,9 @@ def fuse_again(described: Manifest, model: ModelProto, folder: Path) -> None:
 
 def maker(described: Manifest, source: Path) -> Maker:
     """With the build's options, for models whose external data lies beside `source`, in the precision that they have."""
-    given = {name: value for name, value in described.options.items() if name in _KEPT and name != "strip_weights"}
+    given = {
+        name: value for name, value in described.options.items() if name in BUILDER_OPTIONS and name != "strip_weights"
+    }
     asked = wishes.told(described.options.get("wishes", {}))
     options = BuildOptions(wishes=asked, targets=tuple(described.targets), backend=described.backend, **given)
     return Maker(select(described.backend), options, source, tuple(described.targets))

@@ -74,6 +74,11 @@ class Profile:
         }
 
 
+def points(ranges: Mapping[str, Range]) -> dict[str, dict[str, list[int]]]:
+    """Ranges as the manifest has them: by input, what it has at "min", "opt" and "max"."""
+    return {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
+
+
 def profile(model: ModelProto, given: Mapping[str, Range], propose: Propose = lambda: {}) -> Profile:
     """The optimization profile for the model's dynamic inputs.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,15 +25,13 @@ from trtconvert.accuracy.running import Runnable
 from trtconvert.accuracy.trace import Failed
 from trtconvert.backend import select
 from trtconvert.bodies import add_bodies
-from trtconvert.custom_ops import libraries
 from trtconvert.engine import Engine, load_engine
 from trtconvert.errors import ConvertError, NoUsableGpuError
 from trtconvert.feeds import contract
 from trtconvert.feeds.feed import FeedOptions, feeds
 from trtconvert.manifest import Manifest
 from trtconvert.monitor import Progress
-from trtconvert.profiles.bake import bake, decode
-from trtconvert.remake import fuse_again
+from trtconvert.remake import converted_model, fuse_again, source_model
 
 FUSED = "fused model / source model"
 CONVERTED = "converted model / source model"
@@ -164,13 +161,7 @@ def _first_wrong(
 def _models(described: Manifest, plan: Path, source: Path) -> tuple[ModelProto, ModelProto | None, list[str]]:
     """The source model with its inputs baked, and the fused one made from it as the build made it, unless it was converted too;
     custom ops of ours get their bodies."""
-    libraries.load_plugins((plan.parent / file for file in described.plugin_files), described.backend)
-    original = onnx_model.load(source)
-    if onnx_model.sha256(source.read_bytes(), original, source.parent) != described.model_sha256:
-        raise ConvertError(
-            "the source model has changed since the plan was built", where=str(source), fix="build the plan again"
-        )
-    bake(original, decode(described.baked))
+    original = source_model(described, plan)
     if described.precision.file:
         _make_runnable(original, described)
         return original, None, []
@@ -191,17 +182,12 @@ def _make_runnable(model: ModelProto, described: Manifest) -> None:
 
 
 def _converted(described: Manifest, plan: Path) -> tuple[ModelProto, Path] | None:
-    """The model in the engine's precision, if it was converted, and its folder. ConvertError if it is not there or changed."""
-    if not described.precision.file:
+    """The model in the engine's precision, if it was converted, and its folder."""
+    model = converted_model(described, plan)
+    if model is None:
         return None
-    file = plan.with_name(described.precision.file)
-    model = onnx_model.load(file)
-    if hashlib.sha256(file.read_bytes()).hexdigest() != described.precision.sha256:
-        raise ConvertError(
-            "the converted model has changed since the plan was built", where=str(file), fix="build the plan again"
-        )
     _make_runnable(model, described)
-    return model, file.parent
+    return model, plan.parent
 
 
 def _engine(path: Path, result: VerifyResult) -> Engine | None:

@@ -27,8 +27,8 @@ from trtconvert import BuildOptions, ConvertError, build, gpu, load_engine, mani
 from trtconvert.accuracy import metrics, rules
 from trtconvert.accuracy.proof import REFERENCE, TWIN, Proof
 from trtconvert.accuracy.references import twin_of
-from trtconvert.accuracy.running import Arrays, ModelRun, Runnable
-from trtconvert.inputs import random_feeds
+from trtconvert.accuracy.running import ModelRun, Runnable
+from trtconvert.inputs import Arrays, random_feeds
 from trtconvert.precision.options import PrecisionOptions
 from trtconvert.verify import _converted, _models
 

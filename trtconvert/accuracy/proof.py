@@ -13,10 +13,11 @@ from onnx import ModelProto
 from trtconvert.accuracy import blame, metrics, references, rules, suspects
 from trtconvert.accuracy.results import Errors, OutputResult
 from trtconvert.accuracy.rules import Rule, Verdict
-from trtconvert.accuracy.running import Arrays, FirstThatRuns, ModelRun, Runnable, run_all
+from trtconvert.accuracy.running import FirstThatRuns, ModelRun, Runnable, run_all
 from trtconvert.accuracy.shares import Trial
 from trtconvert.accuracy.suspects import Suspect
 from trtconvert.errors import ConvertError
+from trtconvert.inputs import Arrays
 from trtconvert.lowering.functions import inline_local
 from trtconvert.model import copy
 

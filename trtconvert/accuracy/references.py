@@ -246,8 +246,4 @@ class _Widening:
         return here["cut"]
 
     def _name(self, name: str, part: str) -> str:
-        new, count = f"{name}/{part}", 1
-        while new in self.taken:
-            new, count = f"{name}/{part}_{count}", count + 1
-        self.taken.add(new)
-        return new
+        return onnx_model.unique(f"{name}/{part}", self.taken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,9 @@ from onnx import ModelProto
 
 from trtconvert import manifest, reference
 from trtconvert.errors import ConvertError
+from trtconvert.inputs import Arrays
 from trtconvert.manifest import IO
 from trtconvert.model import numpy_dtype
-
-Arrays: TypeAlias = "dict[str, NDArray[Any]]"
 
 
 class Runnable(Protocol):
@@ -105,9 +104,7 @@ def _runner(run: Runnable, feeds: Arrays) -> Any:
             return metadata
 
         def infer_impl(self, feed_dict: Mapping[str, Any]) -> Arrays:
-            taken = {
-                io.name: numpy_dtype(io.dtype) for io in run.inputs
-            }  # float64 as float32, say, or inputs made fp16
+            taken = {io.name: numpy_dtype(io.dtype) for io in run.inputs}  # fp64 as fp32, say, or inputs made fp16
             outputs = run.run({name: feed_dict[name].astype(dtype, copy=False) for name, dtype in taken.items()})
             self.inference_time = 0.0
             return outputs

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtconvert.cli import show
+from trtconvert.precision.options import CALIBRATORS, CASTERS, KEEP, PRECISIONS
 
 if TYPE_CHECKING:
     from trtconvert.build import BuildResult
@@ -80,7 +81,7 @@ TENSORS_SHOWN = 8
 )
 @click.option(
     "--precision",
-    type=click.Choice(["fp16", "bf16", "fp32", "int8", "int8+fp16"]),
+    type=click.Choice(PRECISIONS),
     help="Convert the model to this precision; int8 leaves the rest as it is.",
 )
 @click.option(
@@ -91,16 +92,16 @@ TENSORS_SHOWN = 8
 )
 @click.option(
     "--calib-method",
-    type=click.Choice(["percentile", "entropy", "minmax"]),
-    default="percentile",
+    type=click.Choice(CALIBRATORS),
+    default=CALIBRATORS[0],
     show_default=True,
     help="How int8's scales follow from the samples.",
 )
 @click.option("--calib-search", is_flag=True, help="Leave float what int8 costs most: a run per tensor and sample.")
 @click.option(
     "--io-precision",
-    type=click.Choice(["keep", "fp16", "bf16", "fp32"]),
-    default="keep",
+    type=click.Choice([KEEP, "fp16", "bf16", "fp32"]),
+    default=KEEP,
     show_default=True,
     help="Type of float inputs and outputs, with --precision.",
 )
@@ -109,8 +110,8 @@ TENSORS_SHOWN = 8
 )
 @click.option(
     "--caster",
-    type=click.Choice(["trtconvert", "onnxruntime", "modelopt"]),
-    default="trtconvert",
+    type=click.Choice(CASTERS),
+    default=CASTERS[0],
     show_default=True,
     help="What converts, with --precision.",
 )
@@ -171,13 +172,13 @@ def command(
     if nothing and (fuse not in ("auto", "none") or len(set(no_fuse)) > 1):
         other = f"--fuse {fuse}" if fuse not in ("auto", "none") else f"--no-fuse {next(filter(None, no_fuse))}"
         raise click.UsageError(f"--no-fuse and {other} contradict each other")
-    if precision is None and (keep_fp32 or io_precision != "keep" or caster != "trtconvert"):
+    if precision is None and (keep_fp32 or io_precision != KEEP or caster != CASTERS[0]):
         raise click.UsageError("--io-precision, --keep-fp32 and --caster need --precision")
     if calib is not None and precision in (None, "fp32"):
         raise click.UsageError("--calib needs --precision int8, int8+fp16, fp16 or bf16")
     if calib_search and precision not in ("int8", "int8+fp16"):
         raise click.UsageError("--calib-search needs --precision int8 or int8+fp16")
-    if precision == "int8" and (io_precision != "keep" or caster != "trtconvert"):
+    if precision == "int8" and (io_precision != KEEP or caster != CASTERS[0]):
         raise click.UsageError("int8 leaves the rest as it is: --io-precision and --caster need int8+fp16")
     chosen = BuildOptions(
         shapes=parse(shapes),

@@ -85,7 +85,7 @@ def precision(made: Precision) -> Iterator[str]:
     its numbers."""
     if not made.file:
         return
-    kept, (what, label) = len(made.kept), ("not int8", "float") if made.name == "int8" else ("in fp32", "fp32")
+    kept, (what, label) = len(made.kept), ("left float", "float") if made.name == "int8" else ("in fp32", "fp32")
     yield f"precision {made.name}, {kept or 'no'} node{'s' * (kept != 1)} {what}; converted model {made.file}"
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
     for node in made.kept:

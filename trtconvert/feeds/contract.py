@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto
 
+from trtconvert import shapes
 from trtconvert.errors import ConvertError
-from trtconvert.inputs import Points
-from trtconvert.manifest import IO, Manifest
-
-Arrays: TypeAlias = "dict[str, NDArray[Any]]"
+from trtconvert.inputs import Arrays, Points
+from trtconvert.manifest import IO, Manifest, model_io
+from trtconvert.shapes import Profile
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,12 @@ class Contract:
                     where=where,
                     fix="give values within the range, or build with a wider --value",
                 )
+
+
+def of_model(model: ModelProto, profile: Profile) -> Contract:
+    """Of a model that is being built for that profile."""
+    outputs = [output.name for output in model.graph.output]
+    return Contract(model_io(model, "input"), outputs, shapes.points(profile.ranges), shapes.points(profile.values))
 
 
 def of_plan(described: Manifest) -> Contract:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from trtconvert.errors import ConvertError
-from trtconvert.feeds.contract import Arrays, Batch, Contract
+from trtconvert.feeds.contract import Batch, Contract
+from trtconvert.inputs import Arrays
 
 KINDS = "an .npz file, a folder with one .npy per input, or a test_data_set folder with input_0.pb"
 

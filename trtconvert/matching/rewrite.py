@@ -44,14 +44,6 @@ class Fusion:
         return self.op, self.path + self.output
 
 
-def _unique(name: str, taken: set[str]) -> str:
-    candidate, count = name, 1
-    while candidate in taken:
-        candidate, count = f"{name}_{count}", count + 1
-    taken.add(candidate)
-    return candidate
-
-
 class Rewriter:
     """Replaces sites of one graph; `finish` drops what they leave unused."""
 
@@ -71,8 +63,8 @@ class Rewriter:
         for name, value in site.parameters.items():
             inputs.append(self._parameter(value, site, name, f"{base}_{name}", new))
         domain = self.writing.body(type(site.op), site.op.values(), site.dtype, site.rank)
-        name = _unique(f"{base}_{site.op.name}", self.writing.nodes)
-        output = _unique(f"{site.output}_fused", self.writing.tensors) if site.match.moved else site.output
+        name = onnx_model.unique(f"{base}_{site.op.name}", self.writing.nodes)
+        output = onnx_model.unique(f"{site.output}_fused", self.writing.tensors) if site.match.moved else site.output
         new += self._node(site, helper.make_node(site.op.name, inputs, [output], name=name, domain=domain))
         self.inserted[last] = [*new, *self._moved(site, output)]
         for index in site.nodes:
@@ -92,8 +84,8 @@ class Rewriter:
         data, result = node.input[0], node.output[0]
         before: list[NodeProto] = []
         node.input[0] = self._insert("Transpose", [data], f"{node.name}_in", before, perm=to_last(site.rank))
-        node.output[0] = _unique(f"{result}_last", self.writing.tensors)
-        name = _unique(f"{node.name}_out_Transpose", self.writing.nodes)
+        node.output[0] = onnx_model.unique(f"{result}_last", self.writing.tensors)
+        name = onnx_model.unique(f"{node.name}_out_Transpose", self.writing.nodes)
         back = helper.make_node("Transpose", [node.output[0]], [result], name=name, perm=to_first(site.rank))
         yield from (*before, node, back)
 
@@ -104,7 +96,7 @@ class Rewriter:
             node.CopyFrom(self.view.nodes[index])
             node.input[0] = tensor
             final = index == site.match.moved[-1]
-            tensor = site.output if final else _unique(f"{node.output[0]}_fused", self.writing.tensors)
+            tensor = site.output if final else onnx_model.unique(f"{node.output[0]}_fused", self.writing.tensors)
             node.output[0] = tensor
             yield node
 
@@ -118,7 +110,7 @@ class Rewriter:
         same = held is not None and tuple(held.dims) == value.shape and held.data_type == elem_type(value.dtype.name)
         if source and same and not touched:
             return source
-        unique = _unique(source or base, self.writing.tensors)
+        unique = onnx_model.unique(source or base, self.writing.tensors)
         self.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), unique))
         return unique
 
@@ -126,7 +118,7 @@ class Rewriter:
         """A computed tensor, through Reshape and Cast where it needs them."""
         tensor = value.tensor
         if value.shape is not None:
-            shape = _unique(f"{base}_shape", self.writing.tensors)
+            shape = onnx_model.unique(f"{base}_shape", self.writing.tensors)
             self.graph.initializer.append(numpy_helper.from_array(np.array(value.shape, np.int64), shape))
             tensor = self._insert("Reshape", [tensor, shape], base, new)
         if value.cast:
@@ -134,8 +126,8 @@ class Rewriter:
         return tensor
 
     def _insert(self, op_type: str, inputs: list[str], base: str, new: list[NodeProto], **attributes: Any) -> str:
-        output = _unique(f"{base}_{op_type}", self.writing.tensors)
-        name = _unique(f"{base}_{op_type}", self.writing.nodes)
+        output = onnx_model.unique(f"{base}_{op_type}", self.writing.tensors)
+        name = onnx_model.unique(f"{base}_{op_type}", self.writing.nodes)
         new.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
         return output
 

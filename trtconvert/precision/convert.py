@@ -18,11 +18,10 @@ from trtconvert.calibration import calibration
 from trtconvert.custom_ops import wishes
 from trtconvert.custom_ops.custom import Custom
 from trtconvert.errors import ConvertError
-from trtconvert.feeds.contract import Contract
+from trtconvert.feeds.contract import of_model
 from trtconvert.feeds.feed import FeedOptions
 from trtconvert.feeds.feed import feeds as random_feeds
 from trtconvert.graph import GraphView
-from trtconvert.manifest import model_io
 from trtconvert.precision import casters
 from trtconvert.precision.casting import Casting, Stays, Told
 from trtconvert.precision.islands import Islands
@@ -95,12 +94,8 @@ class Conversion:
 
     def _data(self) -> Feeds:
         """The samples of --calib, or random ones by role at min, opt and max."""
-        shapes, values = (
-            {name: {point: list(numbers) for point, numbers in vars(given).items()} for name, given in ranges.items()}
-            for ranges in (self.profile.ranges, self.profile.values)
-        )
         model = self.prepared
-        contract = Contract(model_io(model, "input"), [o.name for o in model.graph.output], shapes, values)
+        contract = of_model(model, self.profile)
         if self.options.calib is not None:
             return calibration(self.options.calib, model, self.folder, contract)
         return (batch.arrays for batch in random_feeds(FeedOptions(), model, self.folder, contract).batches)

@@ -162,7 +162,7 @@ class _Writer:
             node = NodeProto()
             node.CopyFrom(self.view.nodes[product.index])
             node.input[0] = product.tensor
-            node.input[1] = _unique(f"{node.name}_weight", taken)
+            node.input[1] = onnx_model.unique(f"{node.name}_weight", taken)
             graph.node.append(node)
             graph.initializer.append(numpy_helper.from_array(product.weight, node.input[1]))
         for name in self.largest:
@@ -233,14 +233,6 @@ def _pending(name: str, makers: Mapping[str, NodeProto], done: set[str]) -> list
         return []
     done.add(name)
     return [*_pending(makers[name].input[0], makers, done), makers[name]]
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    candidate, count = name, 1
-    while candidate in taken:
-        candidate, count = f"{name}_{count}", count + 1
-    taken.add(candidate)
-    return candidate
 
 
 @contextmanager

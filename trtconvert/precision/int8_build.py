@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from onnx import ModelProto
 from trtconvert import calibration
 from trtconvert import model as onnx_model
 from trtconvert.custom_ops.custom import Custom
-from trtconvert.feeds.contract import Contract
-from trtconvert.manifest import model_io
+from trtconvert.feeds.contract import of_model
 from trtconvert.op import Op
 from trtconvert.precision import int8
 from trtconvert.precision.convert import Conversion, Converted, Kept
 from trtconvert.precision.options import PrecisionOptions
-from trtconvert.shapes import Profile, Range
+from trtconvert.shapes import Profile
 
 
 class Int8(Conversion):
@@ -33,11 +32,7 @@ class Int8(Conversion):
         custom: Custom,
         ops: Sequence[type[Op]],
     ) -> None:
-        points, values = (
-            {name: _points(given) for name, given in ranges.items()} for ranges in (profile.ranges, profile.values)
-        )
-        contract = Contract(model_io(model, "input"), [o.name for o in model.graph.output], points, values)
-        data = calibration.calibration(options.calib, model, folder, contract)
+        data = calibration.calibration(options.calib, model, folder, of_model(model, profile))
         self.casts = options.name == "int8+fp16"
         self.made = int8.quantize(
             model,
@@ -73,7 +68,3 @@ class Int8(Conversion):
             return Converted(onnx_model.copy(model), kept, self.calibration, self.told)
         cast = super().apply(model, profile, interior)
         return dataclasses.replace(cast, calibration=self.calibration, notes=[*self.told, *cast.notes])
-
-
-def _points(given: Range) -> Mapping[str, Sequence[int]]:
-    return {"min": given.min, "opt": given.opt, "max": given.max}
