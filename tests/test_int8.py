@@ -24,8 +24,7 @@ from trtconvert.fuse import fuse_model
 from trtconvert.inputs import random_feeds
 from trtconvert.manifest import model_io, read
 from trtconvert.precision.int8 import Quantized, quantize
-from trtconvert.precision.int8_ranges import METHODS
-from trtconvert.precision.options import PrecisionOptions
+from trtconvert.precision.options import CALIBRATORS, PrecisionOptions
 from trtconvert.shapes import profile
 
 HERE = Path()
@@ -329,13 +328,13 @@ def test_methods() -> None:
     assert scale(int8(built, data)) == pytest.approx(200 / 127)
     assert scale(int8(built, data, method="percentile")) == pytest.approx(largest / 127, rel=0.2)
     assert scale(int8(built, data, method="entropy")) < 100 / 127
-    for method in METHODS:
+    for method in CALIBRATORS:
         assert scale(int8(built, data, method=method)) == scale(int8(built, data[::-1], method=method))
     with pytest.raises(ConvertError, match="unknown calibration method 'mean'"):
         int8(built, data, method="mean")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CALIBRATORS)
 def test_dead_activations_and_channels(method: str) -> None:
     """Scales are never 0."""
     weight = W.copy()
@@ -384,7 +383,7 @@ def test_it_is_quiet_and_leaves_no_files(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     built = model("h = Gemm(x, w, b) y = Gemm(h, w, h)", "float[4,8] x", "float[4,8] y", w=W)
-    for method in METHODS:
+    for method in CALIBRATORS:
         int8(built, method=method)
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []

@@ -20,7 +20,7 @@ from trtconvert.accuracy import references, rules, trace
 from trtconvert.accuracy.finding import Finding
 from trtconvert.accuracy.lines import lines
 from trtconvert.accuracy.proof import REFERENCE, TWIN, Proof
-from trtconvert.accuracy.results import VerifyResult
+from trtconvert.accuracy.results import CONVERTED, ENGINE, ENGINE_CONVERTED, FUSED, VerifyResult
 from trtconvert.accuracy.running import Runnable
 from trtconvert.accuracy.trace import Failed
 from trtconvert.backend import select
@@ -33,10 +33,6 @@ from trtconvert.manifest import Manifest
 from trtconvert.monitor import Progress
 from trtconvert.remake import converted_model, fuse_again, source_model
 
-FUSED = "fused model / source model"
-CONVERTED = "converted model / source model"
-ENGINE = "engine / source model"
-ENGINE_CONVERTED = "engine / converted model"
 COMPARED_WITH_EXPECTED = {"source model / expected outputs": REFERENCE, "engine / expected outputs": ENGINE}
 
 

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 from trtconvert.feeds.roles import Role
 
 NAN = float("nan")
+# What is compared with what, in the order of the table.
+FUSED = "fused model / source model"
+CONVERTED = "converted model / source model"
+ENGINE = "engine / source model"
+ENGINE_CONVERTED = "engine / converted model"
 
 
 def _writable(value: Any) -> Any:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, numpy_helper, version_converter
+from onnx import GraphProto, ModelProto, NodeProto, numpy_helper
 
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
-from trtconvert.bodies import is_ours, raise_ir, retain
-from trtconvert.errors import ConvertError
+from trtconvert.bodies import is_ours, retain
 from trtconvert.graph import GraphView
 from trtconvert.lower import name_nodes
 from trtconvert.lowering.functions import inline_local
 from trtconvert.model import STANDARD_DOMAINS
 from trtconvert.precision.int8_weights import MOVES, constant
+from trtconvert.precision.prepare import in_opset
 
 _PER_CHANNEL, _HALF = 13, 19  # the first opsets whose QuantizeLinear takes a scale a channel, and float16
 
@@ -28,35 +28,12 @@ def prepare(model: ModelProto, folder: Path, halves: bool = False) -> ModelProto
     """
     copy = inline_local(onnx_model.copy(model), lambda f: not is_ours(f.domain))
     halves |= any(t.data_type == onnx.TensorProto.FLOAT16 for t in copy.graph.initializer)
-    copy = _raised(copy, _HALF if halves else _PER_CHANNEL)
+    opset = _HALF if halves else _PER_CHANNEL
+    copy = in_opset(copy, opset) if onnx_model.opset(copy) < opset else copy
     name_nodes(copy)
     for view in onnx_graph.views(copy, folder)[:1]:
         _fold_batch_norms(view)
     return copy
-
-
-def _raised(model: ModelProto, opset: int) -> ModelProto:
-    """The model in that opset at least. Weights take no part, so that those in other files stay there."""
-    if onnx_model.opset(model) >= opset:
-        return model
-    bare = onnx_model.skeleton(model)
-    small = {t.name for t in bare.graph.initializer}
-    functions = list(bare.functions)
-    del bare.functions[:]
-    try:
-        raised = version_converter.convert_version(bare, opset)
-    except (RuntimeError, ValueError, version_converter.ConvertError) as error:
-        raise ConvertError(
-            f"int8 needs opset {opset} and the model has {onnx_model.opset(model)}, which ONNX cannot raise: "
-            f"{str(error).splitlines()[0][:200]}",
-            fix=f"export the model with opset {opset} or newer",
-        ) from error
-    del raised.graph.input[:]
-    raised.graph.input.extend(model.graph.input)
-    raised.graph.initializer.extend(t for t in model.graph.initializer if t.name not in small)
-    raise_ir(raised)
-    raised.functions.extend(functions)
-    return raised
 
 
 def _fold_batch_norms(view: GraphView) -> None:
@@ -105,10 +82,7 @@ def _fold(view: GraphView, conv: NodeProto, norm: NodeProto, names: set[str]) ->
     made = {"weight": weight * along, "bias": (np.asarray(bias, np.float64) - mean) * factor + shift}
     inputs = [conv.input[0]]
     for what, value in made.items():
-        name, count = f"{conv.name}_{what}_folded", 1
-        while name in names:
-            name, count = f"{conv.name}_{what}_folded_{count}", count + 1
-        names.add(name)
+        name = onnx_model.unique(f"{conv.name}_{what}_folded", names)
         view.graph.initializer.append(numpy_helper.from_array(value.astype(weight.dtype), name))
         inputs.append(name)
     del conv.input[:]

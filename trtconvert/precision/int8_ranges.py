@@ -19,8 +19,8 @@ from trtconvert import reference
 from trtconvert.bodies import add_bodies
 from trtconvert.errors import ConvertError
 from trtconvert.model import copy, elem_type
+from trtconvert.precision.options import CALIBRATORS
 
-METHODS = ("entropy", "minmax", "percentile")
 LEVELS = 255  # of int8 around 0
 _BINS = {"entropy": 1021, "percentile": 2048}  # of entropy on both sides of 0
 _PERCENTILE = 99.99  # of the absolute values
@@ -49,8 +49,8 @@ def measure(model: ModelProto, folder: Path, dtypes: Mapping[str, str], samples:
     inference with TensorRT, 2017). ConvertError where onnxruntime does not run the model, for NaN and Inf in the data, and if
     there is none.
     """
-    if method not in METHODS:
-        raise ConvertError(f"unknown calibration method {method!r}", fix=f"use one of {', '.join(METHODS)}")
+    if method not in CALIBRATORS:
+        raise ConvertError(f"unknown calibration method {method!r}", fix=f"use one of {', '.join(CALIBRATORS)}")
     run = _Runner(model, folder, dtypes)
     found = Ranges()
     for found.samples, feed in enumerate(samples(), 1):

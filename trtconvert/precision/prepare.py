@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-import onnx
 from onnx import ModelProto, version_converter
 
 from trtconvert import graph as onnx_graph
@@ -59,19 +58,30 @@ def raise_opset(model: ModelProto, target: str) -> ModelProto:
     wanted = max((schemas.opset_for(op, opset, target, NEWEST) for op in ops), default=opset)
     if wanted == opset:
         return model
+    with suppress(ConvertError):
+        raised = in_opset(model, wanted)
+        onnx_model.check(raised)  # ONNX's converter makes something else of some, as of Scan before opset 9
+        return raised
+    return model
+
+
+def in_opset(model: ModelProto, opset: int) -> ModelProto:
+    """The model in that opset, by ONNX's converter. Weights take no part, so that those in other files stay there; functions stay
+    as they are. ConvertError where ONNX cannot convert it."""
     bare = onnx_model.skeleton(model)
     weights = {t.name for t in bare.graph.initializer}
     del bare.functions[:]
     try:
-        raised = version_converter.convert_version(bare, wanted)
-    except (RuntimeError, ValueError, onnx.version_converter.ConvertError):
-        return model
+        raised = version_converter.convert_version(bare, opset)
+    except (RuntimeError, ValueError, version_converter.ConvertError) as error:
+        raise ConvertError(
+            f"ONNX cannot bring the model from opset {onnx_model.opset(model)} to {opset}: "
+            f"{' '.join(str(error).split())[:200]}",
+            fix=f"export the model with opset {opset} or newer",
+        ) from error
     del raised.graph.input[:]
     raised.graph.input.extend(model.graph.input)
     raised.graph.initializer.extend(t for t in model.graph.initializer if t.name not in weights)
     raise_ir(raised)
     raised.functions.extend(model.functions)
-    with suppress(ConvertError):
-        onnx_model.check(raised)
-        return raised
-    return model  # ONNX's converter made something else of it, as of Scan before opset 9
+    return raised

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtconvert.accuracy.lines import severity
-from trtconvert.accuracy.results import Element, Evidence, OutputResult
+from trtconvert.accuracy.results import ENGINE, Element, Evidence, OutputResult
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def pictures(rows: Sequence[OutputResult], most: int, elements: int) -> list[Pic
 
 def of_engine(rows: Sequence[OutputResult]) -> Sequence[OutputResult]:
     """The rows that matter most: of the engine against the source model, all where it was not run."""
-    return [row for row in rows if row.comparison == "engine / source model"] or rows
+    return [row for row in rows if row.comparison == ENGINE] or rows
 
 
 def _size(element: Element) -> float:
