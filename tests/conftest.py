@@ -16,6 +16,11 @@ SAMPLES = ROOT / "sample_models"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first, so that no core waits for it at the end."""
+    items.sort(key=lambda item: item.path.name != "test_fuse_property.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty cache for the whole run, so that tests compile what they say they compile."""
