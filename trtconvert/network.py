@@ -73,7 +73,7 @@ class Made:
     """A model as an engine: how it was lowered, the network's inputs and outputs, the plan, and notes on the profile.
 
     unfit: "min" or "max" where TensorRT found sizes that do not go together, and what it said of them. converted: the model in
-    the precision of the engine, None where that is the source's.
+    the precision of the engine, None where that is the source's. shape_tensors: the inputs whose values decide shapes.
     """
 
     lowered: Lowered
@@ -83,6 +83,7 @@ class Made:
     notes: list[str]
     unfit: dict[str, str]
     converted: Converted | None = None
+    shape_tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,16 @@ class Maker:
             network = Network(self.backend, self.options, lowered, self.source, self.targets)
             lowered.notes.extend(notices(model, self.backend))
             plan = network.build(profile, progress)
-            return Made(lowered, network.inputs, network.outputs, plan, network.notes, network.unfit, converted)
+            return Made(
+                lowered,
+                network.inputs,
+                network.outputs,
+                plan,
+                network.notes,
+                network.unfit,
+                converted,
+                network.shape_tensors,
+            )
         except shape_values.MissingValuesError:
             raise
         except ConvertError as error:
@@ -231,6 +241,7 @@ class Network:
     def build(self, profile: shapes.Profile, progress: Progress | None) -> bytes:
         """The serialized engine."""
         shape_tensors = [io for i, io in enumerate(self.inputs) if self.network.get_input(i).is_shape_tensor]
+        self.shape_tensors = tuple(io.name for io in shape_tensors)
         self.notes = shape_values.require(shape_tensors, profile.values)
         config = self.builder.create_builder_config()
         cache = _configure(config, self.backend, self.options, self.targets)
