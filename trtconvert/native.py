@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 from trtconvert.errors import ConvertError
 
 NAME = "libtrtconvert_plugins.so"
+LOADER = "libtrtconvert_beside.so"  # registers the libraries beside it when it is opened, for Triton
 FLAGS = ("-std=c++17", "-O2", "-s", "-shared", "-fPIC", "-Wall", "-Wextra")
 # It stays in memory when TensorRT lets go of it, since plugins may still live; the C++ library is in it, and hidden.
 LINKING = ("-Wl,-z,nodelete", "-static-libstdc++", "-static-libgcc", "-ldl")
@@ -31,22 +33,39 @@ def sources() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "native"
 
 
-def library() -> Path:
+def library(more: Iterable[tuple[str, str, str]] = ()) -> Path:
     """The plugin library for the built-in ops: the one that the package carries, else one compiled into the cache.
 
+    more: name, version and namespace of ops that it is to serve too; where some are not built-in, one for them is compiled.
     ConvertError where there is neither library nor compiler.
     """
+    other = sorted(set(more) - built_in())
+    return _carried(NAME, lambda path: compile_library(path, other), *other)
+
+
+def loader() -> Path:
+    """The library of load_beside.cpp, from where `library` is. ConvertError where there is neither library nor compiler."""
+    return _carried(LOADER, compile_loader)
+
+
+def built_in() -> set[tuple[str, str, str]]:
+    """Name, version and namespace of the ops that every library serves."""
+    text = (sources() / "creators.inc").read_text(encoding="utf-8")
+    return set(re.findall(r'^CREATOR\("(.*?)", "(.*?)", "(.*?)"\)', text, re.MULTILINE))
+
+
+def _carried(name: str, compiled: Callable[[Path], Path], *more: tuple[str, str, str]) -> Path:
     from trtconvert.kernel import cache_dir  # setup.py has no numpy
 
     folder = sources()
-    if (folder / NAME).is_file():
-        return folder / NAME
-    key = hashlib.sha256()
+    if (folder / name).is_file() and not more:
+        return folder / name
+    key = hashlib.sha256(repr(more).encode())
     for file in sorted(folder.iterdir()):
         key.update(file.name.encode() + file.read_bytes())
     key.update(" ".join((*FLAGS, *LINKING)).encode())
-    path = cache_dir() / "native" / key.hexdigest()[:16] / NAME
-    return path if path.is_file() else compile_library(path)
+    path = cache_dir() / "native" / key.hexdigest()[:16] / name
+    return path if path.is_file() else compiled(path)
 
 
 def compile_library(
@@ -57,20 +76,29 @@ def compile_library(
     more: name, version and namespace of ops beside the built-in ones. headers: the folder of NvInferRuntime.h, against which the
     layout is then checked. folder: of the sources. ConvertError where there is no g++, or it fails.
     """
+    folder = folder or sources()
+    names = " ".join(f'CREATOR("{name}", "{version}", "{space}")' for name, version, space in more)
+    flags = [f"-Wl,--version-script={folder / 'exports.map'}", f"-DMORE_CREATORS={names}"]
+    if headers is not None:
+        flags += ["-DTENSORRT_HEADERS", "-Wno-deprecated-declarations", *_include(headers)]
+    return _compile(folder / "plugins.cpp", output, flags)
+
+
+def compile_loader(output: Path, folder: Path | None = None) -> Path:
+    """Compile load_beside.cpp; the same as compile_library otherwise."""
+    return _compile((folder or sources()) / "load_beside.cpp", output, [])
+
+
+def _compile(source: Path, output: Path, flags: list[str]) -> Path:
     compiler = shutil.which("g++")
     if compiler is None:
         raise ConvertError(
             "the C++ plugin library was not built: there is no g++ on this machine",
             fix="install g++ (apt install g++) and run: trtconvert plugins build-native; or install a wheel built where it is",
         )
-    folder = folder or sources()
-    names = " ".join(f'CREATOR("{name}", "{version}", "{space}")' for name, version, space in more)
-    flags = [*FLAGS, f"-Wl,--version-script={folder / 'exports.map'}", f"-DMORE_CREATORS={names}"]
-    if headers is not None:
-        flags += ["-DTENSORRT_HEADERS", "-Wno-deprecated-declarations", *_include(headers)]
     output.parent.mkdir(parents=True, exist_ok=True)
     made = output.with_name(f"{output.name}.{os.getpid()}")
-    command = [compiler, *flags, "-o", str(made), str(folder / "plugins.cpp"), *LINKING]
+    command = [compiler, *FLAGS, *flags, "-o", str(made), str(source), *LINKING]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:

@@ -26,14 +26,14 @@ def export_cpp(plan: str | Path, folder: str | Path, force: bool = False) -> boo
     data = manifest.check_plan(described, path)
     libraries = needed(described, path)
     files = {"model.plan": data} | {f"plugins/{library.path.name}": library.data for library in libraries}
-    files["main.cpp"] = main_cpp(points(described), bool(libraries)).encode()
+    files["main.cpp"] = main_cpp(points(described)).encode()
     title = "TensorRT-RTX" if described.backend == "rtx" else "TensorRT"
     files["CMakeLists.txt"] = _filled("CMakeLists.txt.in", TITLE=title, LIBRARY=_LIBRARIES[described.backend]).encode()
     files["README.md"] = ("\n".join(_readme(described, title, libraries)) + "\n").encode()
     return write_folder(Path(folder), files, force)
 
 
-def main_cpp(at: Sequence[Point], plugins: bool = True) -> str:
+def main_cpp(at: Sequence[Point]) -> str:
     """The program for a plan with these inputs."""
     values = [f"{p.dtype}_t const values_{i}[]{{{_numbers(p.values)}}};\n" for i, p in enumerate(at) if p.values]
     inputs = [_input(i, point) for i, point in enumerate(at)]

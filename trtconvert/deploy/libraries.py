@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtconvert import native
 from trtconvert.custom_ops.libraries import is_library
 from trtconvert.errors import ConvertError
 from trtconvert.manifest import Manifest
@@ -42,10 +43,11 @@ def needed(described: Manifest, plan: Path) -> list[Library]:
 
 
 def _paths(described: Manifest, plan: Path) -> Iterator[Path]:
-    if any(plugin.kind == "IPluginV3" for plugin in described.plugins):
-        from trtconvert import native  # builds nothing, but knows where the library is
-
-        yield native.library()
+    ops = [
+        (plugin.name, plugin.version, plugin.namespace) for plugin in described.plugins if plugin.kind == "IPluginV3"
+    ]
+    if ops:
+        yield native.library(ops)
     yield from (plan.parent / file for file in described.plugin_files if is_library(plan.parent / file))
 
 
@@ -66,8 +68,3 @@ def _read(path: Path, described: Manifest) -> Library:
             fix="put that one back, or build the plan again with this one",
         )
     return Library(path, data)
-
-
-def named(libraries: Sequence[Library]) -> dict[str, bytes]:
-    """Their contents by file name."""
-    return {library.path.name: library.data for library in libraries}

@@ -26,7 +26,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class Point:
-    """An input at opt. dynamic: whether the engine takes other shapes too. values: of an input that decides shapes, else empty."""
+    """An input at opt. dynamic: whether the engine takes other shapes too. values: of an input that decides shapes."""
 
     name: str
     dtype: str
@@ -54,6 +54,7 @@ def _point(described: Manifest, io: IO, decides: bool) -> Point:
         values = described.values[io.name]["opt"] if decides else []
     except KeyError as error:
         raise ConvertError(
-            f"the manifest lacks the {'profile' if dynamic else 'values'} of input {io.name!r}", fix="build the plan again"
+            f"the manifest lacks the {'profile' if dynamic else 'values'} of input {io.name!r}",
+            fix="build the plan again",
         ) from error
     return Point(io.name, io.dtype, tuple(shape), dynamic, tuple(values))

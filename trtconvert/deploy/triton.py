@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from trtconvert import manifest
-from trtconvert.deploy import beside
+from trtconvert import manifest, native
 from trtconvert.deploy.folder import write_folder
 from trtconvert.deploy.libraries import Library, needed
 from trtconvert.deploy.points import Point, points
@@ -79,7 +78,7 @@ def _plugins(libraries: Sequence[Library]) -> dict[str, bytes]:
     """The libraries, and the one that hands them to TensorRT."""
     if not libraries:
         return {}
-    loader = beside.library()
+    loader = native.loader()
     return {loader.name: loader.read_bytes()} | {library.path.name: library.data for library in libraries}
 
 
@@ -90,7 +89,7 @@ def _serve(repository: Path, made: ModelConfig, libraries: Sequence[Library], de
     """tritonserver in a container, with the plugin libraries; the image's name is the user's."""
     options = ["--model-repository=/models"]
     if libraries:
-        options.append(f"--backend-config=tensorrt,plugins=/models/{made.name}/plugins/{beside.NAME}")
+        options.append(f"--backend-config=tensorrt,plugins=/models/{made.name}/plugins/{native.LOADER}")
     if described.options.get("version_compatible"):
         options.append("--backend-config=tensorrt,version-compatible=true")
     docker = "docker run --rm --gpus all -p 8000:8000 -p 8001:8001 -p 8002:8002"
@@ -120,18 +119,14 @@ def _values(at: Sequence[Point]) -> dict[str, tuple[int, ...]]:
 
 def _perf_data(at: Sequence[Point]) -> bytes:
     """One request as perf_analyzer reads it: inputs that decide shapes with their values, the others zeros."""
-    request = {
-        p.name: {"content": list(p.values) or [0] * prod(p.shape), "shape": list(p.shape)} for p in at
-    }
+    request = {p.name: {"content": list(p.values) or [0] * prod(p.shape), "shape": list(p.shape)} for p in at}
     return json.dumps({"data": [request]}).encode()
 
 
 # --- README.md ------------------------------------------------------------------------------------------------------
 
 
-def readme(
-    described: Manifest, made: ModelConfig, serve: str, measure: str, libraries: Sequence[Library]
-) -> str:
+def readme(described: Manifest, made: ModelConfig, serve: str, measure: str, libraries: Sequence[Library]) -> str:
     """How to serve and measure the model, and what it needs."""
     return "\n".join(_readme(described, made, serve, measure, libraries)) + "\n"
 
@@ -141,13 +136,13 @@ def _readme(
 ) -> Iterator[str]:
     yield f"# {made.name}\n"
     yield f"A plan of {described.backend_title} for {', '.join(described.targets)}, exported for Triton by {described.tool}.\n"
-    yield f"Serve it with NVIDIA's tritonserver container whose TensorRT is {described.backend_version}; its release notes name the"
-    yield "tag. A plan runs on the kind of GPU it was built on.\n"
+    yield f"Serve it with NVIDIA's tritonserver container whose TensorRT is {described.backend_version}; its release notes name"
+    yield "the tag. A plan runs on the kind of GPU it was built on.\n"
     yield f"    TRITON_IMAGE=...\n    {serve}\n"
     if libraries:
         yield "`plugins/` has what the plan's layers come from:\n"
         yield from (f"- {library.path.name}" for library in libraries)
-        yield f"- {beside.NAME}, which Triton opens, and which registers the others with TensorRT\n"
+        yield f"- {native.LOADER}, which Triton opens, and which registers the others with TensorRT\n"
         yield "For several models name the loader of each, with `;` between them, in one `plugins=` option. A name that two of"
         yield "them bring is taken from the first.\n"
     if made.max_batch_size:

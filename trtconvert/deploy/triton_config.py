@@ -86,7 +86,7 @@ def config(described: Manifest, name: str, max_batch: int | None = None) -> Mode
     """The configuration of the plan of this manifest.
 
     max_batch: the largest batch that Triton may make, 0 for none; without it, what the profiles allow, if the model says that the
-    first dimension is the batch. ConvertError for tensors that Triton does not have, and for a batch that the engine does not take.
+    first dimension is the batch. ConvertError for tensors that Triton does not have, and for batches that the engine lacks.
     """
     tensors = [*described.engine_inputs, *described.engine_outputs]
     for tensor in tensors:

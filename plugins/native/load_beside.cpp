@@ -2,8 +2,7 @@
 //
 // Triton's TensorRT backend opens the files of its option `plugins` with dlopen and does nothing more with them (its
 // src/tensorrt.cc, 2026), so a library that exports getCreators, which IPluginRegistry::loadLibrary would call, stays unknown
-// there. This one calls loadLibrary for every .so in its own folder. Needs no header of TensorRT and links none of its libraries:
-//   g++ -std=c++17 -O2 -shared -fPIC load_beside.cpp -o libtrtconvert_beside.so -ldl
+// there. This one calls loadLibrary for every .so in its own folder. Needs no header of TensorRT and links none of its libraries.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <link.h>
