@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -96,17 +97,24 @@ def _compile(source: Path, output: Path, flags: list[str]) -> Path:
             "the C++ plugin library was not built: there is no g++ on this machine",
             fix="install g++ (apt install g++) and run: trtconvert plugins build-native; or install a wheel built where it is",
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
     made = output.with_name(f"{output.name}.{os.getpid()}")
     command = [compiler, *FLAGS, *flags, "-o", str(made), str(source), *LINKING]
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
             raise ConvertError(f"g++ cannot compile the plugin library: {first}", fix=f"run: {' '.join(command)}")
         os.replace(made, output)
+    except OSError as error:
+        raise ConvertError(
+            f"the C++ plugin library cannot be written: {error.strerror or error}",
+            where=str(output),
+            fix="set TRTCONVERT_CACHE_DIR to a folder that can be written",
+        ) from error
     finally:
-        made.unlink(missing_ok=True)
+        with suppress(OSError):
+            made.unlink(missing_ok=True)
     return output
 
 
