@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert import adapter, gpu, launch, manifest, surroundings
+from trtconvert import adapter, gpu, launch, manifest, registration, surroundings
 from trtconvert.backend import Backend, Log, logger, select
 from trtconvert.bound import Bound
 from trtconvert.custom_ops import creators, libraries
@@ -81,7 +81,7 @@ def register_creators(backend: Backend, plan: bytes, described: Manifest | None)
     if described is not None:
         wanted |= {(p.name, p.version, p.namespace) for p in described.plugins if p.kind == "IPluginV3"}
     for name, version, namespace in sorted(wanted):
-        adapter.ensure_creator(backend, name, version, namespace)
+        registration.ensure_creator(backend, name, version, namespace)
 
 
 class Engine:
