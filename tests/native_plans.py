@@ -50,7 +50,7 @@ def plans(model: ModelProto, profile: Profile, folder: Path) -> tuple[bytes, byt
     options = BuildOptions(targets=TARGETS, fuse="none")
     lowered = Maker(rtx, options, path, TARGETS).lowered(model, profile)
     assert not lowered.faults
-    with patch("trtconvert.network._images", lambda targets: targets):  # PTX takes as long to compile again
+    with patch("trtconvert.network.images", lambda targets: targets):  # PTX takes as long to compile again
         python = Network(rtx, options, lowered, path, TARGETS)
         first = python.build(profile, None)
     carrying = carried.carry(lowered, python.network, TARGETS, str(native.library()))

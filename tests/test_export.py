@@ -444,3 +444,63 @@ def test_trtexec_libraries_and_the_model_without(tmp_path: Path, run: Run) -> No
     static = plugin_library("MyGelu", how="STATIC")
     for_tensorrt(plan, plugins=[], plugin_files=[str(static)])
     assert f"--staticPlugins={static}" in shlex.split(commands(plan)[0].line)
+
+
+@needs_compiler
+def test_trtexec_builds_the_model_with_its_kernels(tmp_path: Path, run: Run) -> None:
+    """What trtexec does with that line: the library loaded, the file parsed, the engine built, and no Python op around."""
+    plan = build(
+        SAMPLES / "ln_gelu_opset20.onnx", tmp_path / "m.plan", BuildOptions(targets=("sm_89",), fuse="all")
+    ).plan
+    result = run("export", "trtexec", plan, "--onnx", "k.onnx", "--json")
+    assert result.returncode == 0, result.stderr
+    line = shlex.split(json.loads(result.stdout)[1]["line"])
+    library = line[-1].removeprefix("--dynamicPlugins=")
+    assert line == ["tensorrt_rtx", "--onnx=k.onnx", "--saveEngine=k.plan", f"--dynamicPlugins={library}"]
+    code = (
+        "from trtconvert.backend import select\n"  # makes the parser find its library, and registers nothing
+        "trt = select('rtx').trt\n"
+        "builder = trt.Builder(trt.Logger(trt.Logger.ERROR))\n"
+        f"assert builder.get_plugin_registry().load_library({library!r})\n"
+        "network = builder.create_network(0)\n"
+        "assert trt.OnnxParser(network, trt.Logger()).parse_from_file('k.onnx')\n"
+        "types = [network.get_layer(i).type for i in range(network.num_layers)]\n"
+        "assert types.count(trt.LayerType.PLUGIN_V3) == 2, types\n"
+        "assert builder.build_serialized_network(network, builder.create_builder_config())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert_clean_error(run("export", "trtexec", plan, "--onnx", SAMPLES / "ln_gelu_opset20.onnx"), "overwrite an input")
+
+
+def test_trtexec_gets_the_build_s_options(batched: Path, tmp_path: Path) -> None:
+    described = dataclasses.replace(
+        manifest.read(batched),
+        backend_version="10.13.3.9",
+        options={
+            "opt_level": 5,
+            "workspace": 1 << 30,
+            "refit": True,
+            "version_compatible": True,
+            "hardware_compatible": True,
+        },
+    )
+    plan = tmp_path / "m.plan"
+    plan.write_bytes(batched.read_bytes())
+    manifest.write(described, plan)
+    line = shlex.split(commands(plan, "k.onnx")[1].line)
+    assert line == [
+        "trtexec",
+        "--onnx=k.onnx",
+        "--minShapes=x:1x4",
+        "--optShapes=x:2x4",
+        "--maxShapes=x:8x4",
+        "--stronglyTyped",
+        "--builderOptimizationLevel=5",
+        "--memPoolSize=workspace:1073741824B",
+        "--refit",
+        "--versionCompatible",
+        "--hardwareCompatibilityLevel=ampere+",
+        "--saveEngine=k.plan",
+    ]
+    served = shlex.split(export_triton(plan, tmp_path / "r").serve)
+    assert "--backend-config=tensorrt,version-compatible=true" in served

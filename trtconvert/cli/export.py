@@ -78,16 +78,24 @@ def cpp(plan: Path, folder: Path, force: bool) -> None:
 
 @command.command()
 @_plan
+@click.option(
+    "--onnx",
+    type=click.Path(path_type=Path),
+    help="Write the model there, with the kernels in its plugin nodes: trtexec builds it with the plugin library.",
+)
 @_json
-def trtexec(plan: Path, as_json: bool) -> None:
+def trtexec(plan: Path, onnx: Path | None, as_json: bool) -> None:
     """Print the command lines that run the plan with trtexec, or with tensorrt_rtx if it is one of TensorRT-RTX.
 
     \b
     trtconvert export trtexec model.plan
+    trtconvert export trtexec model.plan --onnx kernels.onnx
     """
-    from trtconvert.deploy.trtexec import commands  # --help must not load it
+    from trtconvert.deploy.trtexec import commands, write_model  # --help must not load it
 
-    found = commands(plan)
+    found = commands(plan, onnx)
+    if onnx is not None:
+        write_model(plan, onnx)
     if as_json:
         show.as_json([dataclasses.asdict(command) for command in found])
         return

@@ -11,11 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtconvert import manifest
+from trtconvert import model as onnx_model
+from trtconvert.carried import carry
 from trtconvert.deploy.libraries import Library, needed
 from trtconvert.deploy.points import points
 from trtconvert.deploy.triton_config import shape_tensor_names
 from trtconvert.errors import ConvertError
+from trtconvert.files import check_outputs, write_files
 from trtconvert.manifest import Manifest
+from trtconvert.network import Network, images
+from trtconvert.remake import remake
+
+# Of the plan's build options, those that trtexec has too.
+_OPTIONS = {
+    "opt_level": "--builderOptimizationLevel={}",
+    "workspace": "--memPoolSize=workspace:{}B",
+    "refit": "--refit",
+    "strip_weights": "--stripWeights",
+    "version_compatible": "--versionCompatible",
+    "hardware_compatible": "--hardwareCompatibilityLevel=ampere+",
+}
 
 
 @dataclass(frozen=True)
@@ -26,24 +41,50 @@ class Command:
     line: str
 
 
-def commands(plan: str | Path) -> list[Command]:
-    """How to run the plan, and where it can be done, how to build the same model without plugins, to compare.
+def commands(plan: str | Path, onnx: str | Path | None = None) -> list[Command]:
+    """How to run the plan; how to build the same model without plugins, to compare, where that is one; and how to build `onnx`,
+    the file that `write_model` wrote, if it is given.
 
-    A plan with trtconvert's plugins cannot be built by trtexec: their kernels are chosen and compiled by the build in Python.
     ConvertError if the manifest or a plugin library is missing, or if a tensor's name does not fit trtexec's lists.
     """
     path = Path(plan)
     described = manifest.read(path)
     manifest.check_plan(described, path)
     tool = "tensorrt_rtx" if described.backend == "rtx" else "trtexec"
-    arguments = [tool, f"--loadEngine={path}", *_shapes(described), *_plugins(needed(described, path))]
-    found = [Command(f"run the plan ({described.backend_title})", shlex.join(arguments))]
-    model = _model(described, path)
-    if model is not None:
+    plugins = _plugins(needed(described, path))
+    run = [tool, f"--loadEngine={path}", *_shapes(described), *plugins]
+    found = [Command(f"run the plan ({described.backend_title})", shlex.join(run))]
+    if onnx is not None:
+        saved = Path(onnx).with_suffix(".plan")
+        build = [tool, f"--onnx={onnx}", *_build(described), f"--saveEngine={saved}", *plugins]
+        found.append(Command("build the plan again, without trtconvert", shlex.join(build)))
+    source = _without_plugins(described, path)
+    if source is not None:
         saved = path.with_name(f"{path.stem}.no_plugins.plan")
-        arguments = [tool, f"--onnx={model}", *_profile(described), f"--saveEngine={saved}"]
-        found.append(Command("build and run the same model without plugins, to compare", shlex.join(arguments)))
+        build = [tool, f"--onnx={source}", *_build(described), f"--saveEngine={saved}"]
+        found.append(Command("build and run the same model without plugins, to compare", shlex.join(build)))
     return found
+
+
+def write_model(plan: str | Path, onnx: str | Path) -> None:
+    """Write the model that the plan was built from, as the parser got it, with the kernels in its plugin nodes: with the plugin
+    library, trtexec or any other program builds it. ConvertError as for `remake`."""
+    path, output = Path(plan), Path(onnx)
+    described = manifest.read(path)
+    again = remake(described, path)
+    maker = again.maker
+    check_outputs([output], [maker.source, path])
+    network = Network(maker.backend, maker.options, again.lowered(), maker.source, maker.targets)
+    carrying = carry(network.lowered, network.network, images(maker.targets))
+    write_files(onnx_model.files(carrying.model, output, maker.source))
+
+
+def _build(described: Manifest) -> list[str]:
+    """The options that are the build's."""
+    major = int(described.backend_version.split(".")[0])
+    typed = ["--stronglyTyped"] if described.backend == "tensorrt" and major < 11 else []
+    told = [text.format(described.options[name]) for name, text in _OPTIONS.items() if described.options.get(name)]
+    return [*_profile(described), *typed, *told]
 
 
 def _shapes(described: Manifest) -> list[str]:
@@ -64,13 +105,14 @@ def _plugins(libraries: Iterable[Library]) -> list[str]:
     return [f"--{'dynamic' if library.asks else 'static'}Plugins={library.path}" for library in libraries]
 
 
-def _model(described: Manifest, plan: Path) -> Path | None:
-    """The file whose engine without plugins does what the plan does; None where there is none, or it needs a plugin."""
-    file = described.precision.file
-    source = plan.with_name(file) if file else plan.parent / described.model
-    custom = any(plugin.kind != "IPluginV3" for plugin in described.plugins)
-    changed = (described.baked and not file) or custom or not described.fusions
-    return source if source.is_file() and not changed else None
+def _without_plugins(described: Manifest, plan: Path) -> Path | None:
+    """The file whose engine without plugins does what the plan does; None where all plugins stand in the model itself, or its
+    inputs were changed."""
+    fused = {fusion["node"] for fusion in described.fusions}
+    source = plan.parent / described.model
+    ours = bool(fused) and all(node in fused for plugin in described.plugins for node in plugin.nodes)
+    same = ours and not described.precision.file and not described.baked
+    return source if same and source.is_file() else None
 
 
 def _list(sizes: Mapping[str, Sequence[int]]) -> str:
