@@ -31,7 +31,7 @@ int find_tensorrt(dl_phdr_info* info, size_t, void* found) {
     return 1;
 }
 
-// The place of loadLibrary among IPluginRegistry's virtual functions: NvInferRuntimeCommon.h of TensorRT 10.1 to 10.16 and of
+// The place of loadLibrary among IPluginRegistry's virtual functions: NvInferRuntimeCommon.h of TensorRT 10.0 to 10.16 and of
 // 11.0 and 11.1, in the order of declaration, the destructor counting for two. TensorRT-RTX 1.7 (10701) has that of 11.
 int slot_of_load_library(std::string const& library, int32_t version) {
     if (library.rfind("libtensorrt_rtx", 0) == 0) return version / 10000 == 1 ? 6 : -1;
