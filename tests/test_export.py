@@ -263,6 +263,25 @@ def test_again_changes_nothing_and_another_is_refused(batched: Path, tmp_path: P
     assert [path.name for path in (tmp_path / "r").iterdir()] == ["m"]
 
 
+def test_force_keeps_what_others_put_there(batched: Path, tmp_path: Path) -> None:
+    """All but libraries that would be loaded with the new ones."""
+    (tmp_path / "example").mkdir()
+    assert export_cpp(batched, tmp_path / "example")
+    for file in ("build/infer", "notes.txt", "plugins/libold.so"):
+        (tmp_path / "example" / file).parent.mkdir(exist_ok=True)
+        (tmp_path / "example" / file).write_text("")
+    (tmp_path / "example" / "main.cpp").write_text("// mine")
+    with pytest.raises(ConvertError, match="something else lies there"):
+        export_cpp(batched, tmp_path / "example")
+    assert export_cpp(batched, tmp_path / "example", force=True)
+    assert not export_cpp(batched, tmp_path / "example")
+    assert files(tmp_path / "example") == sorted(
+        ["CMakeLists.txt", "README.md", "build/infer", "main.cpp", "model.plan", "notes.txt"]
+    )
+    with pytest.raises(ConvertError, match="something else lies there"):
+        export_cpp(batched, tmp_path / "example" / "notes.txt", force=True)
+
+
 def test_nothing_is_left_where_it_cannot_be_written(
     batched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,8 +292,9 @@ def test_nothing_is_left_where_it_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(ConvertError, match="No space left"):
-        export_triton(batched, tmp_path / "r", max_batch=2, force=True)
+    for name, force in ((None, True), ("new", False)):
+        with pytest.raises(ConvertError, match="No space left"):
+            export_triton(batched, tmp_path / "r", name, max_batch=2, force=force)
     monkeypatch.undo()
     assert {file: (tmp_path / file).read_bytes() for file in files(tmp_path)} == before
     (tmp_path / "file").write_text("")

@@ -9,7 +9,9 @@ import click
 
 from trtconvert.cli import show
 
-_force = click.option("--force", is_flag=True, help="Replace what lies there.")
+_force = click.option(
+    "--force", is_flag=True, help="Write into the folder that lies there. Files that are none of these stay."
+)
 _plan = click.argument("plan", type=click.Path(path_type=Path))
 _json = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 

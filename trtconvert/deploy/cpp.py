@@ -19,7 +19,7 @@ _LIBRARIES = {"rtx": "tensorrt_rtx", "tensorrt": "nvinfer"}
 def export_cpp(plan: str | Path, folder: str | Path, force: bool = False) -> bool:
     """Write the example into `folder`, which then needs nothing else of trtconvert; False if it is there already, just so.
 
-    force: replace what lies there. ConvertError, before anything is written, if the manifest or a library is missing.
+    force: write over what lies there. ConvertError, before anything is written, if the manifest or a library is missing.
     """
     path = Path(plan)
     described = manifest.read(path)

@@ -43,8 +43,8 @@ def export_triton(
 ) -> TritonModel:
     """Write `repository/name` for a plan of TensorRT: config.pbtxt, 1/model.plan, plugins/ where there are any, README.md.
 
-    name: of the model, the plan's without its suffix if not given. max_batch: see triton_config.config. force: replace what lies
-    there. ConvertError, before anything is written, for a plan that Triton cannot serve.
+    name: of the model, the plan's without its suffix if not given. max_batch: see triton_config.config. force: write over what
+    lies there. ConvertError, before anything is written, for a plan that Triton cannot serve.
     """
     path, target = Path(plan), Path(repository)
     described = manifest.read(path)
