@@ -49,11 +49,12 @@ def plugins_in(plan: bytes) -> list[PluginInPlan]:
     return found
 
 
-def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
+def load_engine(plan: str | Path, backend: str = "auto", native: bool | None = None) -> Engine:
     """Load a plan: register the creators that it asks for, check backend, version and GPU, make it ready to run.
 
-    Works without the manifest too, when all plugins are trtconvert's. Raises ConvertError that says what is missing,
-    NoUsableGpuError where no GPU can run it.
+    Works without the manifest too, when all plugins are trtconvert's. native: whether the C++ library's creators make the
+    plugins from now on (True), or the Python ones (False); whichever the process has where nothing is said. Raises
+    ConvertError that says what is missing, NoUsableGpuError where no GPU can run it.
     """
     path = Path(plan)
     data, described = manifest.read_plan(path)
@@ -67,6 +68,8 @@ def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
         )
     if described is not None:
         libraries.load_libraries(path.parent, described.plugin_files, chosen.name)
+    if native is not None:
+        (registration.use_native if native else registration.use_python)(chosen)
     register_creators(chosen, data, described)
     engine = Engine(chosen, data, path)
     if described:

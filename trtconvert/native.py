@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.util import find_spec
@@ -62,7 +63,7 @@ def _carried(name: str, compiled: Callable[[Path], Path], *more: tuple[str, str,
     if (folder / name).is_file() and not more:
         return folder / name
     key = hashlib.sha256(repr(more).encode())
-    for file in sorted(folder.iterdir()):
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
         key.update(file.name.encode() + file.read_bytes())
     key.update(" ".join((*FLAGS, *LINKING)).encode())
     path = cache_dir() / "native" / key.hexdigest()[:16] / name
@@ -74,23 +75,51 @@ def compile_library(
 ) -> Path:
     """Compile it with g++; returns the library's path.
 
-    more: name, version and namespace of ops beside the built-in ones. headers: the folder of NvInferRuntime.h, against which the
-    layout is then checked. folder: of the sources. ConvertError where there is no g++, or it fails.
+    more: name, version and namespace of ops beside the built-in ones. headers: the folder of NvInferRuntime.h, to compile against
+    TensorRT's own declarations. folder: of the sources. ConvertError where there is no g++, or it fails.
     """
     folder = folder or sources()
     names = " ".join(f'CREATOR("{name}", "{version}", "{space}")' for name, version, space in more)
-    flags = [f"-Wl,--version-script={folder / 'exports.map'}", f"-DMORE_CREATORS={names}"]
+    flags = [*FLAGS, f"-Wl,--version-script={folder / 'exports.map'}", f"-DMORE_CREATORS={names}"]
     if headers is not None:
-        flags += ["-DTENSORRT_HEADERS", "-Wno-deprecated-declarations", *_include(headers)]
-    return _compile(folder / "plugins.cpp", output, flags)
+        flags += ["-DTENSORRT_HEADERS", *_include(headers, folder)]
+    _compile(folder / "plugins.cpp", output, flags)
+    return output
 
 
 def compile_loader(output: Path, folder: Path | None = None) -> Path:
-    """Compile load_beside.cpp; the same as compile_library otherwise."""
-    return _compile((folder or sources()) / "load_beside.cpp", output, [])
+    """Compile load_beside.cpp; the rest as for compile_library."""
+    _compile((folder or sources()) / "load_beside.cpp", output, [*FLAGS])
+    return output
 
 
-def _compile(source: Path, output: Path, flags: list[str]) -> Path:
+def compare_layout(headers: Path, folder: Path | None = None) -> str:
+    """Compare the library's declarations with TensorRT's headers; returns whose they are, such as "TensorRT 11.1.0".
+
+    ConvertError with the first difference.
+    """
+    folder = folder or sources()
+    with tempfile.TemporaryDirectory() as place:
+        program = Path(place) / "layout"
+        _compile(folder / "layout.cpp", program, ["-std=c++17", "-fPIE", *_include(headers, folder)])
+        result = subprocess.run([program], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise ConvertError(
+            f"TensorRT's headers declare another layout: {result.stdout.splitlines()[0]}",
+            where=str(headers),
+            fix="use a TensorRT from 10.0 on; if it is one, report this",
+        )
+    return result.stdout.strip()
+
+
+def _include(headers: Path, folder: Path) -> list[str]:
+    """Where TensorRT's headers are, and the little that they need of CUDA's where these are not."""
+    if not (headers / "NvInferRuntime.h").is_file():
+        raise ConvertError("no NvInferRuntime.h there", where=str(headers), fix="give the folder of TensorRT's headers")
+    return ["-isystem", str(headers), "-idirafter", str(folder / "cuda")]
+
+
+def _compile(source: Path, output: Path, flags: list[str]) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
         raise ConvertError(
@@ -98,13 +127,13 @@ def _compile(source: Path, output: Path, flags: list[str]) -> Path:
             fix="install g++ (apt install g++) and run: trtconvert plugins build-native; or install a wheel built where it is",
         )
     made = output.with_name(f"{output.name}.{os.getpid()}")
-    command = [compiler, *FLAGS, *flags, "-o", str(made), str(source), *LINKING]
+    command = [compiler, *flags, "-o", str(made), str(source), *LINKING]
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
-            raise ConvertError(f"g++ cannot compile the plugin library: {first}", fix=f"run: {' '.join(command)}")
+            raise ConvertError(f"g++ cannot compile {source.name}: {first}", fix=f"run: {' '.join(command)}")
         os.replace(made, output)
     except OSError as error:
         raise ConvertError(
@@ -115,13 +144,3 @@ def _compile(source: Path, output: Path, flags: list[str]) -> Path:
     finally:
         with suppress(OSError):
             made.unlink(missing_ok=True)
-    return output
-
-
-def _include(headers: Path) -> list[str]:
-    """Where TensorRT's headers are, and CUDA's, which they include."""
-    from trtconvert.kernel import include_dir
-
-    if not (headers / "NvInferRuntime.h").is_file():
-        raise ConvertError("no NvInferRuntime.h there", where=str(headers), fix="give the folder of TensorRT's headers")
-    return [f"-isystem{headers}", f"-isystem{include_dir()}"]

@@ -8,11 +8,11 @@
 //
 // Needs no library: TensorRT calls it, and the CUDA driver is opened when the first kernel is loaded. Nothing is thrown or
 // aborted across the border; a failure is told to TensorRT's logger and returned as an error.
-#include "plugin_abi.h"
 #ifdef TENSORRT_HEADERS
-#include "layout.h"
+#include <NvInferRuntime.h>
 namespace trt = nvinfer1;
 #else
+#include "plugin_abi.h"
 namespace trt = trtconvert_abi;
 #endif
 

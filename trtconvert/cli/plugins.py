@@ -119,9 +119,9 @@ def lib_() -> None:
 
 @command.command("build-native")
 @click.option("--op", "files", multiple=True, type=click.Path(path_type=Path), help="A file with further ops.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it; the cache otherwise.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it.")
 @click.option(
-    "--tensorrt-include", type=click.Path(path_type=Path), help="Folder of TensorRT's headers, to compare with."
+    "--tensorrt-include", type=click.Path(path_type=Path), help="Folder of TensorRT's headers, to compile against."
 )
 def build_native_(files: tuple[Path, ...], output: Path | None, tensorrt_include: Path | None) -> None:
     """Compile the C++ plugin library: the built-in ops, and those of the files. Needs g++ only.
@@ -132,6 +132,8 @@ def build_native_(files: tuple[Path, ...], output: Path | None, tensorrt_include
     """
     from trtconvert import native, registry  # --help must not load it
 
+    if tensorrt_include is not None:
+        show.note(f"layout    as in the headers of {native.compare_layout(tensorrt_include)}")
     if output is None and not files and tensorrt_include is None:
         click.echo(native.library())
         return
