@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import graphs
 from tests.conftest import SAMPLES, Run
 from tests.importable import importable
 from tests.native_libraries import needs_compiler
@@ -23,6 +24,7 @@ from trtconvert.backend import select
 from trtconvert.deploy.cpp import export_cpp
 from trtconvert.deploy.trtexec import commands, write_model
 from trtconvert.inputs import random_feeds
+from trtconvert.shapes import Range
 
 pytestmark = needs_compiler
 NAMES = ["ln_gelu_opset20", "vit_block", "sam_upscaler", "wav2vec2_features"]
@@ -68,6 +70,21 @@ def test_cpp_example_runs(name: str, tmp_path: Path) -> None:
     outputs = load_engine(plan).run(zeros)
     expected = [f"{n}:{''.join(f' {d}' for d in array.shape)}" for n, array in outputs.items()]
     assert result.stdout.splitlines() == expected
+
+
+def test_shape_tensors_are_the_engine_s(tmp_path: Path) -> None:
+    """What config.pbtxt calls a shape tensor is one; Triton compares the two."""
+    model = graphs.graph(
+        "y = Reshape(x, s) t = Identity(s) u = Shape(y) z = Add(n, n)",
+        "float[8] x, int64[2] s, int64[2] n",
+        "float[a,b] y, int64[2] t, int64[2] u, int64[2] z",
+    )
+    values = {"s": Range((2, 2), (2, 4), (4, 4)), "n": Range((1, 1), (1, 1), (2, 2))}
+    plan = build(graphs.save(model, tmp_path), tmp_path / "e.plan", BuildOptions(fuse="none", values=values)).plan
+    engine = load_engine(plan)
+    names = [tensor.name for tensor in (*engine.inputs, *engine.outputs)]
+    found = [name for name in names if engine.engine.is_shape_inference_io(name)]
+    assert found == manifest.read(plan).shape_tensors == ["s"]
 
 
 def test_triton_s_way_of_loading(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trtconvert import manifest
+from trtconvert.deploy import whole
 from trtconvert.deploy.folder import write_folder
 from trtconvert.deploy.libraries import Library, needed
 from trtconvert.deploy.points import Point, points
@@ -22,8 +22,7 @@ def export_cpp(plan: str | Path, folder: str | Path, force: bool = False) -> boo
     force: write over what lies there. ConvertError, before anything is written, if the manifest or a library is missing.
     """
     path = Path(plan)
-    described = manifest.read(path)
-    data = manifest.check_plan(described, path)
+    described, data = whole.read(path)
     libraries = needed(described, path)
     files = {"model.plan": data} | {f"plugins/{library.path.name}": library.data for library in libraries}
     files["main.cpp"] = main_cpp(points(described)).encode()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from trtconvert import manifest, native
+from trtconvert import native
+from trtconvert.deploy import whole
 from trtconvert.deploy.folder import write_folder
 from trtconvert.deploy.libraries import Library, needed
 from trtconvert.deploy.points import Point, points
@@ -47,8 +48,7 @@ def export_triton(
     lies there. ConvertError, before anything is written, for a plan that Triton cannot serve.
     """
     path, target = Path(plan), Path(repository)
-    described = manifest.read(path)
-    data = manifest.check_plan(described, path)
+    described, data = whole.read(path)
     if described.backend == "rtx":
         raise ConvertError(
             f"Triton's TensorRT backend does not load plans of TensorRT-RTX, and this one is of {described.backend_title}",

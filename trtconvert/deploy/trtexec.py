@@ -13,6 +13,7 @@ from pathlib import Path
 from trtconvert import manifest
 from trtconvert import model as onnx_model
 from trtconvert.carried import carry
+from trtconvert.deploy import whole
 from trtconvert.deploy.libraries import Library, needed
 from trtconvert.deploy.points import points
 from trtconvert.deploy.triton_config import shape_tensor_names
@@ -48,8 +49,7 @@ def commands(plan: str | Path, onnx: str | Path | None = None) -> list[Command]:
     ConvertError if the manifest or a plugin library is missing, or if a tensor's name does not fit trtexec's lists.
     """
     path = Path(plan)
-    described = manifest.read(path)
-    manifest.check_plan(described, path)
+    described, _ = whole.read(path)
     tool = "tensorrt_rtx" if described.backend == "rtx" else "trtexec"
     plugins = _plugins(needed(described, path))
     run = [tool, f"--loadEngine={path}", *_shapes(described), *plugins]
