@@ -20,8 +20,9 @@ from trtconvert.errors import ConvertError
 
 NAME = "libtrtconvert_plugins.so"
 FLAGS = ("-std=c++17", "-O2", "-s", "-shared", "-fPIC", "-Wall", "-Wextra")
-# It stays in memory when TensorRT lets go of it, since plugins may still live; the C++ library is in it, and hidden.
-LINKING = ("-Wl,-z,nodelete", "-static-libstdc++", "-static-libgcc", "-ldl")
+# It stays in memory when TensorRT lets go of it, since plugins may still live.
+LINKING = ("-Wl,-z,nodelete", "-ldl")
+ALONE = ("-static-libstdc++", "-static-libgcc")  # for older systems than this; where these can be linked
 
 
 def sources() -> Path:
@@ -45,7 +46,7 @@ def library() -> Path:
     key = hashlib.sha256()
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
         key.update(file.name.encode() + file.read_bytes())
-    key.update(" ".join((*FLAGS, *LINKING)).encode())
+    key.update(" ".join((*FLAGS, *LINKING, *ALONE)).encode())
     path = cache_dir() / "native" / key.hexdigest()[:16] / NAME
     return path if path.is_file() else compile_library(path)
 
@@ -104,8 +105,11 @@ def _compile(source: Path, output: Path, flags: list[str]) -> None:
     made = output.with_name(f"{output.name}.{os.getpid()}")
     command = [compiler, *flags, "-o", str(made), str(source), *LINKING]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
+        for more in (ALONE, ()):
+            result = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+            if result.returncode == 0:
+                break
+        else:
             first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
             raise ConvertError(f"g++ cannot compile {source.name}: {first}", fix=f"run: {' '.join(command)}")
         os.replace(made, output)
