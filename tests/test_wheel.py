@@ -53,7 +53,12 @@ def test_without_a_compiler(project: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(made) as file:
         assert not any(name.endswith(".so") for name in file.namelist())
         file.extractall(tmp_path / "site")
-    environment = {**os.environ, "PATH": "", "PYTHONPATH": str(tmp_path / "site"), "TRTCONVERT_CACHE_DIR": str(tmp_path)}
+    environment = {
+        **os.environ,
+        "PATH": "",
+        "PYTHONPATH": str(tmp_path / "site"),
+        "TRTCONVERT_CACHE_DIR": str(tmp_path),
+    }
     command = [sys.executable, "-m", "trtconvert", "plugins", "lib"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
     assert result.returncode == 1, result.stdout
