@@ -17,8 +17,6 @@ from trtconvert.network import BuildOptions, Maker, Network
 from trtconvert.op import Op
 from trtconvert.shapes import Profile, Range
 
-TARGETS = ("sm_86",)
-
 
 def all_cases(op: type[Op], dtype: str) -> tuple[ModelProto, Profile]:
     """A model with a node for each of the op's cases, the first input's first axis open, and its profile."""
@@ -42,21 +40,22 @@ def all_cases(op: type[Op], dtype: str) -> tuple[ModelProto, Profile]:
     return joint, Profile(ranges)
 
 
-def plans(model: ModelProto, profile: Profile, folder: Path) -> tuple[bytes, bytes, Lowered]:
-    """The plan by the Python creators, that by the C++ creators, and the model that these got."""
+def plans(model: ModelProto, profile: Profile, folder: Path, target: str = "sm_86") -> tuple[bytes, bytes, Lowered]:
+    """The plan by the Python creators, that by the C++ creators, and the model that these got; the ops' first variants."""
     rtx = backend.select("rtx")
     path = folder / "model.onnx"
     path.write_bytes(serialize(model))
-    options = BuildOptions(targets=TARGETS, fuse="none")
-    lowered = Maker(rtx, options, path, TARGETS).lowered(model, profile)
+    options = BuildOptions(targets=(target,), fuse="none")
+    lowered = Maker(rtx, options, path, (target,)).lowered(model, profile)
     assert not lowered.faults
-    with patch("trtconvert.network.images", lambda targets: targets):  # PTX takes as long to compile again
-        python = Network(rtx, options, lowered, path, TARGETS)
+    images = patch("trtconvert.network.images", lambda targets: targets)  # PTX takes as long to compile again
+    with images, patch("trtconvert.adapter.fastest_first", lambda *_: [0]):
+        python = Network(rtx, options, lowered, path, (target,))
         first = python.build(profile, None)
-    carrying = carried.carry(lowered, python.network, TARGETS, str(native.library()))
+    carrying = carried.carry(lowered, python.network, (target,), str(native.library()))
     registration.use_native(rtx)
     try:
-        second = Network(rtx, options, carrying, path, TARGETS).build(profile, None)
+        second = Network(rtx, options, carrying, path, (target,)).build(profile, None)
     finally:
         registration.use_python(rtx)
     return first, second, carrying

@@ -364,6 +364,27 @@ def test_plugin_libraries_are_placed_and_found(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_two_models_of_one_server(tmp_path: Path) -> None:
+    """TensorRT refuses the second library whole for the names that it shares with the first; what is new in it serves all the
+    same."""
+    for model, more in (("first", ()), ("second", (("Theirs", "1", "acme"),))):
+        (tmp_path / model).mkdir()
+        for library in (native.loader(), native.library(more)):
+            (tmp_path / model / library.name).write_bytes(library.read_bytes())
+    code = (
+        "import ctypes, tensorrt_rtx as trt\n"
+        f"ctypes.CDLL({str(tmp_path / 'first' / native.LOADER)!r})\n"
+        f"ctypes.CDLL({str(tmp_path / 'second' / native.LOADER)!r})\n"
+        "print(*(f'{c.name}:{c.plugin_namespace}' for c in trt.get_plugin_registry().all_creators))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = result.stdout.split()
+    assert {"LayerNormGelu:", "Theirs:acme"} <= set(names)
+    assert len(names) == len(set(names))
+    assert "1 plugins registered, TensorRT has the others already" in result.stderr
+
+
+@needs_compiler
 def test_loader_without_tensorrt() -> None:
     """Opening it is harmless anywhere."""
     code = f"import ctypes; ctypes.CDLL({str(native.loader())!r})"

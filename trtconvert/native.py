@@ -23,8 +23,9 @@ from trtconvert.errors import ConvertError
 NAME = "libtrtconvert_plugins.so"
 LOADER = "libtrtconvert_beside.so"  # registers the libraries beside it when it is opened, for Triton
 FLAGS = ("-std=c++17", "-O2", "-s", "-shared", "-fPIC", "-Wall", "-Wextra")
-# It stays in memory when TensorRT lets go of it, since plugins may still live; the C++ library is in it, and hidden.
-LINKING = ("-Wl,-z,nodelete", "-static-libstdc++", "-static-libgcc", "-ldl")
+# It stays in memory when TensorRT lets go of it, since plugins may still live.
+LINKING = ("-Wl,-z,nodelete", "-ldl")
+ALONE = ("-static-libstdc++", "-static-libgcc")  # for older systems than this; where these can be linked
 
 
 def sources() -> Path:
@@ -65,7 +66,7 @@ def _carried(name: str, compiled: Callable[[Path], Path], *more: tuple[str, str,
     key = hashlib.sha256(repr(more).encode())
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
         key.update(file.name.encode() + file.read_bytes())
-    key.update(" ".join((*FLAGS, *LINKING)).encode())
+    key.update(" ".join((*FLAGS, *LINKING, *ALONE)).encode())
     path = cache_dir() / "native" / key.hexdigest()[:16] / name
     return path if path.is_file() else compiled(path)
 
@@ -130,8 +131,11 @@ def _compile(source: Path, output: Path, flags: list[str]) -> None:
     command = [compiler, *flags, "-o", str(made), str(source), *LINKING]
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
+        for more in (ALONE, ()):
+            result = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+            if result.returncode == 0:
+                break
+        else:
             first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
             raise ConvertError(f"g++ cannot compile {source.name}: {first}", fix=f"run: {' '.join(command)}")
         os.replace(made, output)

@@ -2,7 +2,10 @@
 //
 // Triton's TensorRT backend opens the files of its option `plugins` with dlopen and does nothing more with them (its
 // src/tensorrt.cc, 2026), so a library that exports getCreators, which IPluginRegistry::loadLibrary would call, stays unknown
-// there. This one calls loadLibrary for every .so in its own folder. Needs no header of TensorRT and links none of its libraries.
+// there. This one calls loadLibrary for every .so in its own folder. TensorRT refuses a library whole if it has one of its plugins
+// already, as when two models bring a library each; what is new in it is then registered alone.
+#include "plugin_abi.h"
+
 #include <dirent.h>
 #include <dlfcn.h>
 #include <link.h>
@@ -16,7 +19,8 @@
 
 namespace {
 
-using Load = void* (*)(void* registry, char const* path);
+using Creator = trtconvert_abi::IPluginCreatorInterface;
+using GetCreators = Creator* const* (*)(int32_t& count);
 
 std::string base_name(std::string const& path) { return path.substr(path.rfind('/') + 1); }
 
@@ -31,8 +35,22 @@ int find_tensorrt(dl_phdr_info* info, size_t, void* found) {
     return 1;
 }
 
-// The place of loadLibrary among IPluginRegistry's virtual functions: NvInferRuntimeCommon.h of TensorRT 10.0 to 10.16 and of
-// 11.0 and 11.1, in the order of declaration, the destructor counting for two. TensorRT-RTX 1.7 (10701) has that of 11.
+// IPluginRegistry, of which two functions are called. slot: the place of loadLibrary among its virtual functions, in the order
+// of declaration in NvInferRuntimeCommon.h, the destructor counting for two; registerCreator is the second behind it.
+struct Registry {
+    void* object;
+    int slot;
+
+    bool load_library(std::string const& path) const {
+        return reinterpret_cast<void* (*)(void*, char const*)>(function(slot))(object, path.c_str()) != nullptr;
+    }
+    bool register_creator(Creator& creator, char const* space) const {
+        return reinterpret_cast<bool (*)(void*, Creator&, char const*)>(function(slot + 2))(object, creator, space);
+    }
+    void* function(int place) const { return (*static_cast<void***>(object))[place]; }
+};
+
+// TensorRT 10.0 to 10.16, 11.0 and 11.1, by their headers; TensorRT-RTX 1.7 (10701) is as 11.
 int slot_of_load_library(std::string const& library, int32_t version) {
     if (library.rfind("libtensorrt_rtx", 0) == 0) return version / 10000 == 1 ? 6 : -1;
     return version / 10000 == 10 ? 10 : version / 10000 == 11 ? 6 : -1;
@@ -57,13 +75,25 @@ void say(std::string const& path, std::string const& what) {
     std::fprintf(stderr, "trtconvert: %s: %s\n", path.c_str(), what.c_str());
 }
 
-void load(std::string const& path, void* registry, int slot) {
+int register_new(GetCreators get_creators, Registry const& registry) {
+    int32_t count = 0;
+    Creator* const* const creators = get_creators(count);
+    int made = 0;
+    for (int32_t i = 0; i < count; ++i) {
+        if (std::strcmp(creators[i]->getInterfaceInfo().kind, "PLUGIN CREATOR_V3ONE") != 0) continue;
+        auto* const creator = static_cast<trtconvert_abi::IPluginCreatorV3One*>(creators[i]);
+        made += registry.register_creator(*creator, creator->getPluginNamespace());
+    }
+    return made;
+}
+
+void load(std::string const& path, Registry const& registry) {
     void* const opened = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // a library that registers itself does it here
     if (opened == nullptr) return say(path, dlerror());
-    if (dlsym(opened, "getCreators") == nullptr) return say(path, "opened");
-    Load const load_library = (*static_cast<Load**>(registry))[slot];
-    bool const loaded = load_library(registry, path.c_str()) != nullptr;
-    say(path, loaded ? "plugins registered" : "TensorRT did not register its plugins, or has them already");
+    auto const get_creators = reinterpret_cast<GetCreators>(dlsym(opened, "getCreators"));
+    if (get_creators == nullptr) return say(path, "opened");
+    if (registry.load_library(path)) return say(path, "plugins registered");
+    say(path, std::to_string(register_new(get_creators, registry)) + " plugins registered, TensorRT has the others already");
 }
 
 __attribute__((constructor)) void load_beside() {
@@ -77,7 +107,7 @@ __attribute__((constructor)) void load_beside() {
     auto const registry = reinterpret_cast<void* (*)()>(library ? dlsym(library, "getPluginRegistry") : nullptr);
     int const slot = version && registry ? slot_of_load_library(base_name(tensorrt), version()) : -1;
     if (slot < 0) return say(tensorrt, "a TensorRT that this library does not know, nothing registered");
-    for (std::string const& path : libraries_beside(self.dli_fname)) load(path, registry(), slot);
+    for (std::string const& path : libraries_beside(self.dli_fname)) load(path, {registry(), slot});
 }
 
 }  // namespace
