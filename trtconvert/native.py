@@ -90,7 +90,9 @@ def compile_library(
 
 def compile_loader(output: Path, folder: Path | None = None) -> Path:
     """Compile load_beside.cpp; the rest as for compile_library."""
-    _compile((folder or sources()) / "load_beside.cpp", output, [*FLAGS])
+    _compile(
+        (folder or sources()) / "load_beside.cpp", output, [*FLAGS, "-fvisibility=hidden", "-Wl,--exclude-libs,ALL"]
+    )
     return output
 
 

@@ -64,13 +64,15 @@ def export_triton(
         )
     made = config(described, called, max_batch)
     libraries = needed(described, path)
-    serve, measure = _serve(target, made, libraries, described), _measure(made, points(described))
+    options, measure = _options(made, libraries, described), _measure(made, points(described))
     files = {"config.pbtxt": made.text().encode(), "1/model.plan": data}
     files |= {f"plugins/{file}": content for file, content in _plugins(libraries).items()}
     if _values(points(described)):
         files["perf_data.json"] = _perf_data(points(described))
-    files["README.md"] = readme(described, made, serve, measure, libraries).encode()
+    text = "\n".join(_readme(described, made, _serve('"$PWD:/models:ro"', options), measure, libraries))
+    files["README.md"] = f"{text}\n".encode()
     written = write_folder(target / called, files, force)
+    serve = _serve(shlex.quote(f"{target.resolve()}:/models:ro"), options)
     return TritonModel(target / called, sorted(files), made, serve, measure, written)
 
 
@@ -85,15 +87,19 @@ def _plugins(libraries: Sequence[Library]) -> dict[str, bytes]:
 # --- command lines --------------------------------------------------------------------------------------------------
 
 
-def _serve(repository: Path, made: ModelConfig, libraries: Sequence[Library], described: Manifest) -> str:
-    """tritonserver in a container, with the plugin libraries; the image's name is the user's."""
+def _options(made: ModelConfig, libraries: Sequence[Library], described: Manifest) -> list[str]:
+    """tritonserver's, with the repository at /models."""
     options = ["--model-repository=/models"]
     if libraries:
         options.append(f"--backend-config=tensorrt,plugins=/models/{made.name}/plugins/{native.LOADER}")
     if described.options.get("version_compatible"):
         options.append("--backend-config=tensorrt,version-compatible=true")
+    return options
+
+
+def _serve(mount: str, options: Sequence[str]) -> str:
+    """tritonserver in a container; the image's name is the user's. mount: quoted for the shell."""
     docker = "docker run --rm --gpus all -p 8000:8000 -p 8001:8001 -p 8002:8002"
-    mount = shlex.quote(f"{repository.resolve()}:/models:ro")
     return f'{docker} -v {mount} "$TRITON_IMAGE" tritonserver {shlex.join(options)}'
 
 
@@ -126,18 +132,15 @@ def _perf_data(at: Sequence[Point]) -> bytes:
 # --- README.md ------------------------------------------------------------------------------------------------------
 
 
-def readme(described: Manifest, made: ModelConfig, serve: str, measure: str, libraries: Sequence[Library]) -> str:
-    """How to serve and measure the model, and what it needs."""
-    return "\n".join(_readme(described, made, serve, measure, libraries)) + "\n"
-
-
 def _readme(
     described: Manifest, made: ModelConfig, serve: str, measure: str, libraries: Sequence[Library]
 ) -> Iterator[str]:
+    """How to serve and measure the model, and what it needs."""
+    newer = " or newer" if described.options.get("version_compatible") else ""
     yield f"# {made.name}\n"
-    yield f"A plan of {described.backend_title} for {', '.join(described.targets)}, exported for Triton by {described.tool}.\n"
-    yield f"Serve it with NVIDIA's tritonserver container whose TensorRT is {described.backend_version}; its release notes name"
-    yield "the tag. A plan runs on the kind of GPU it was built on.\n"
+    yield f"A plan of {described.backend_title} for {', '.join(described.targets)}, built by {described.tool}.\n"
+    yield f"Serve it with NVIDIA's tritonserver container whose TensorRT is {described.backend_version}{newer}; its release"
+    yield "notes name the tag. A plan runs on the kind of GPU it was built on. In the repository's folder:\n"
     yield f"    TRITON_IMAGE=...\n    {serve}\n"
     if libraries:
         yield "`plugins/` has what the plan's layers come from:\n"
@@ -149,5 +152,5 @@ def _readme(
         yield f"Requests are batched along the first dimension, up to {made.max_batch_size}.\n"
     else:
         yield f"Requests are not batched: {made.why_not}.\n"
-    yield "Measure it, with perf_analyzer from Triton's client SDK, in this folder:\n"
+    yield "Measure it, with perf_analyzer from Triton's client SDK, in this model's folder:\n"
     yield f"    {measure}"
