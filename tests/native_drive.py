@@ -69,6 +69,11 @@ def tensors(inputs: Sequence[Sequence[int]], outputs: int, work: int = 1) -> lis
     ]
 
 
+def image(described: Launches, first: str = "an image") -> bytes:
+    """An image of these kernels for the fake driver, which prints its first line."""
+    return "".join([f"{first}\n", *(f"{one.kernel} {len(one.args)}\n" for one in described)]).encode()
+
+
 def launches(described: Launches, shapes: Sequence[Sequence[int]], outputs: int) -> list[str]:
     """The fake driver's lines for these launches, in `tensors` of these shapes."""
     lines = []
@@ -78,7 +83,7 @@ def launches(described: Launches, shapes: Sequence[Sequence[int]], outputs: int)
             continue
         sizes[6] = min(sizes[6], MOST_SHARED) if sizes[6] > 32 * 1024 else sizes[6]
         grid, block = (" ".join(map(str, part)) for part in (sizes[:3], sizes[3:6]))
-        words = [_word(a, shapes, outputs) for a in one.args] if one.kernel[-1].isdigit() else []
+        words = [_word(a, shapes, outputs) for a in one.args]
         lines.append(f"launch {one.kernel} grid {grid} block {block} shared {sizes[6]} stream 1" + "".join(words))
     return lines
 

@@ -1,7 +1,9 @@
 // A CUDA driver that does nothing and prints what it is asked, so that the C++ library runs where there is no GPU.
-// -DARCH=86: the compute capability that it claims.
+// -DARCH=86: the compute capability that it claims. An image is text for it: a line with each kernel's name and how many
+// arguments it has.
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #ifndef ARCH
@@ -9,14 +11,12 @@
 #endif
 
 namespace {
-struct Module {
-    char const* image;
-};
 struct Function {
-    char name[64];
+    char const* name;
+    int arguments;
 };
 uintptr_t memory = 0x100000;
-int arguments = 0;
+int stream_ = 0;
 }  // namespace
 
 extern "C" {
@@ -33,7 +33,7 @@ int cuCtxGetCurrent(void** context) {
 }
 int cuCtxGetDevice(int* device) { return *device = 0; }
 int cuStreamCreate(void** stream, unsigned) {
-    *stream = &arguments;
+    *stream = &stream_;
     return 0;
 }
 int cuStreamSynchronize(void*) { return 0; }
@@ -51,15 +51,18 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     return 0;
 }
 int cuModuleLoadData(void** module, void const* image) {
-    *module = new Module{static_cast<char const*>(image)};
-    std::printf("load %.12s\n", static_cast<char const*>(image));
+    *module = const_cast<void*>(image);
+    std::printf("load %.*s\n", static_cast<int>(std::strcspn(static_cast<char const*>(image), "\n")), static_cast<char const*>(image));
     return 0;
 }
-int cuModuleGetFunction(void** function, void*, char const* name) {
-    auto const made = new Function{};
-    std::strncpy(made->name, name, sizeof made->name - 1);
-    *function = made;
-    return 0;
+int cuModuleGetFunction(void** function, void* module, char const* name) {
+    size_t const length = std::strlen(name);
+    for (char const* line = static_cast<char const*>(module); *line != '\0'; line += std::strcspn(line, "\n"), line += *line != '\0') {
+        if (std::strncmp(line, name, length) != 0 || line[length] != ' ') continue;
+        *function = new Function{name, std::atoi(line + length)};
+        return 0;
+    }
+    return 500;  // not found
 }
 int cuFuncGetAttribute(int* value, int, void*) {
     *value = 1024;
@@ -69,15 +72,13 @@ int cuFuncSetAttribute(void* function, int attribute, int value) {
     std::printf("attribute %s %d %d\n", static_cast<Function*>(function)->name, attribute, value);
     return 0;
 }
-// Arguments: as 64-bit words, until the kernel's name tells no more of them: its last digits say how many it has.
+// Arguments are printed as 64-bit words.
 int cuLaunchKernel(
     void* function, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared, void* stream,
     void** values, void**) {
     char const* const name = static_cast<Function*>(function)->name;
-    std::printf("launch %s grid %u %u %u block %u %u %u shared %u stream %d", name, x, y, z, a, b, c, shared, stream == &arguments);
-    int count = 0;
-    for (char const* at = name; *at != '\0'; ++at) count = *at >= '0' && *at <= '9' ? 10 * count + *at - '0' : 0;
-    for (int i = 0; i < count; ++i) {
+    std::printf("launch %s grid %u %u %u block %u %u %u shared %u stream %d", name, x, y, z, a, b, c, shared, stream == &stream_);
+    for (int i = 0; i < static_cast<Function*>(function)->arguments; ++i) {
         uint64_t word = 0;
         std::memcpy(&word, values[i], sizeof word);
         std::printf(" %llx", static_cast<unsigned long long>(word));
