@@ -48,7 +48,7 @@ def plans(model: ModelProto, profile: Profile, folder: Path, target: str = "sm_8
     options = BuildOptions(targets=(target,), fuse="none")
     lowered = Maker(rtx, options, path, (target,)).lowered(model, profile)
     assert not lowered.faults
-    images = patch("trtconvert.network._images", lambda targets: targets)  # PTX takes as long to compile again
+    images = patch("trtconvert.network.images_of", lambda targets: targets)  # PTX takes as long to compile again
     with images, patch("trtconvert.adapter.fastest_first", lambda *_: [0]):
         python = Network(rtx, options, lowered, path, (target,))
         first = python.build(profile, None)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.bench.registers import built_in
-from tests.conftest import ROOT, Run, assert_clean_error
-from tests.native_drive import drive, image, launches, tensors, write_fields
+from tests.conftest import ROOT, SAMPLES, Run, assert_clean_error
+from tests.native_drive import drive, fake_driver, image, launches, tensors, write_fields
 from tests.native_libraries import COMPILER, needs_compiler
 from tests.native_plans import all_cases, fields_in, plans
-from trtconvert import ConvertError, backend, check, launch, native, registration
+from trtconvert import ConvertError, backend, check, launch, native, registration, surroundings
 from trtconvert.custom_ops import creators, elf
+from trtconvert.engine import plugins_in
 from trtconvert.launch import Dim, Tensor
 from trtconvert.lower import Lowered
 from trtconvert.model import all_nodes
@@ -239,3 +241,52 @@ def test_the_image_that_fits(arch: int, images: tuple[str, ...], chosen: str, tm
     else:
         assert result.returncode == 1
         assert f"compiled for sm_80, compute_80, this GPU is sm_{arch}; build the plan again" in result.stdout
+
+
+WITHOUT_PYTHON_CREATORS = """
+import sys
+from trtconvert.backend import select
+
+trt, (library, model, plan) = select("rtx").trt, sys.argv[1:]
+log = trt.Logger()
+assert trt.get_plugin_registry().load_library(library)
+builder = trt.Builder(log)
+network = builder.create_network(0)
+parser = trt.OnnxParser(network, log)
+assert parser.parse_from_file(model)
+config = builder.create_builder_config()
+open(plan, "wb").write(builder.build_serialized_network(network, config))
+assert "trtconvert.op" not in sys.modules
+"""
+
+
+def test_a_model_that_carries_its_kernels(run: Run, tmp_path: Path) -> None:
+    """Written by a command; the library and TensorRT's own parser and builder make the engine of it, as trtexec does."""
+    assert run("fuse", SAMPLES / "ln_gelu_opset20.onnx", "-o", "fused.onnx").returncode == 0
+    result = run("plugins", "carry", "fused.onnx", "-o", "carried.onnx", "--target", "sm_86,sm_89")
+    assert (result.returncode, result.stdout) == (0, "carried.onnx: 2 plugin nodes with their kernels\n"), result.stderr
+    command = [sys.executable, "-c", WITHOUT_PYTHON_CREATORS, native.library(), "carried.onnx", "engine.plan"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    plan = (tmp_path / "engine.plan").read_bytes()
+    assert {p.name for p in plugins_in(plan)} == {"LayerNormGelu"}
+    assert {name for name, _ in fields_in(plan)} == {"launch", "sm_86", "sm_89", "compute_89"}
+    assert_clean_error(
+        run("plugins", "carry", SAMPLES / "vit_block.onnx", "-o", "c.onnx"), "no node", "trtconvert fuse"
+    )
+
+
+def test_a_program_without_python(tmp_path: Path) -> None:
+    """tests/gpu/loader.cpp compiles, and comes as far as one does without a GPU: it loads the library, not the plan."""
+    program = tmp_path / "loader"
+    source = ROOT / "tests" / "gpu" / "loader.cpp"
+    subprocess.run([COMPILER, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o", program, source, "-ldl"], check=True)
+    backend.select("rtx")
+    (tensorrt,) = (path for name, path in surroundings.loaded().items() if name == "libtensorrt_rtx")
+    environment = {"LD_LIBRARY_PATH": str(fake_driver(86))}
+    command = [program, tensorrt, native.library(), source]
+    result = subprocess.run([*command, "x=1:x"], capture_output=True, text=True, check=False, env=environment)
+    assert result.stderr.splitlines()[-1] == "failed: deserializeCudaEngine"
+    command[2] = source
+    result = subprocess.run([*command, "x=1:x"], capture_output=True, text=True, check=False, env=environment)
+    assert result.stderr.splitlines()[-1] == "failed: loadLibrary"

@@ -174,9 +174,9 @@ def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:
     return tuple(dict.fromkeys(arches))
 
 
-def _images(targets: tuple[str, ...]) -> tuple[str, ...]:
-    newest = max(targets, key=gpu.arch_number)
-    return (*targets, newest.replace("sm_", "compute_"))
+def images_of(targets: tuple[str, ...]) -> tuple[str, ...]:
+    """What plugins are compiled for: the targets, and PTX of the newest."""
+    return (*targets, max(targets, key=gpu.arch_number).replace("sm_", "compute_"))
 
 
 class Network:
@@ -203,7 +203,7 @@ class Network:
             raise ConvertError(f"{backend.title} does not start: {self.log.cause()}")
         self.network: types.INetworkDefinition = self.builder.create_network(backend.network_flags())
         self.parser: types.OnnxParser = importable.make_parser(backend, self.network, self.logger, plugin_nodes)
-        with adapter.building(_images(targets)):
+        with adapter.building(images_of(targets)):
             parsed = self.parser.parse(onnx_model.serialize(model), str(source.resolve()))
             adapter.raise_failure()
         if not parsed:
@@ -238,7 +238,7 @@ class Network:
         if progress is not None:
             self.monitor = monitor(self.backend, progress)
             config.progress_monitor = self.monitor
-        with adapter.building(_images(self.targets)):
+        with adapter.building(images_of(self.targets)):
             plan = self.builder.build_serialized_network(self.network, config)
             adapter.raise_failure()
             if plan is None:
