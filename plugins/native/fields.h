@@ -92,13 +92,16 @@ int64_t arithmetic(char kind, int64_t a, int64_t b) {
     }
 }
 
-// Its value, where shape(i) are the dimensions of input i of so many.
+// Dimension `axis` of input `input`, where shape(i) are the dimensions of input i of so many.
+template <class Shape>
+int64_t sizeOf(int32_t inputs, Shape shape, int64_t input, int64_t axis) {
+    if (input < 0 || input >= inputs || axis < 0 || axis >= shape(input).nbDims) throw Fault("an input or dimension is missing");
+    return shape(input).d[axis];
+}
+
 template <class Shape>
 int64_t evaluate(Size const& size, int32_t inputs, Shape shape) {
-    auto const dim = [&](int64_t input, int64_t axis) -> int64_t {
-        if (input < 0 || input >= inputs || axis < 0 || axis >= shape(input).nbDims) throw Fault("an input or dimension is missing");
-        return shape(input).d[axis];
-    };
+    auto const dim = [&](int64_t input, int64_t axis) { return sizeOf(inputs, shape, input, axis); };
     return fold<int64_t>(size, [](int64_t value) { return value; }, dim, arithmetic);
 }
 

@@ -184,9 +184,9 @@ public:
         if (mPrepared && known()) return 0;
         return guarded(mName.name, -1, [&] {
             mPrepared = false;
-            prepare(ins, outs, shape);
             mSizes.clear();
-            for (auto const& [input, axis] : mProgram->dims) mSizes.push_back(in[input].dims.d[axis]);
+            for (auto const& [input, axis] : mProgram->dims) mSizes.push_back(sizeOf(ins, shape, input, axis));
+            prepare(ins, outs, shape);
             mPrepared = true;
             return 0;
         });
