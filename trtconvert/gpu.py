@@ -107,7 +107,7 @@ _SHARED_UNASKED = 32 * 1024  # bytes; a kernel has 48 KB without asking, some of
 
 def allow_shared(kernel: Any, wanted: int) -> int:
     """Lets the kernel use so many bytes of dynamic shared memory, or as many as a block of this GPU can have if that is
-    less; returns how many."""
+    less; returns how many. What it may use already is not taken back: another launch may need it."""
     if wanted <= _SHARED_UNASKED:
         return wanted
     driver = _driver()
@@ -115,8 +115,9 @@ def allow_shared(kernel: Any, wanted: int) -> int:
     optin = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     most = int(_call(driver.cuDeviceGetAttribute(optin, device)))
     static = int(_call(driver.cuKernelGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device)))
-    given = min(wanted, most - static)
-    _call(driver.cuKernelSetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, given, kernel, device))
+    given, dynamic = min(wanted, most - static), attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    if given > int(_call(driver.cuKernelGetAttribute(dynamic, kernel, device))):
+        _call(driver.cuKernelSetAttribute(dynamic, given, kernel, device))
     return given
 
 
