@@ -26,7 +26,8 @@ def all_cases(op: type[Op], dtype: str) -> tuple[ModelProto, Profile]:
         model = onnx.compose.add_prefix(check.node_model(op, tested, dtype), f"c{index}_")
         for value, shape in zip(model.graph.input, tested.shapes, strict=True):
             if any(dim.dim_param for dim in value.type.tensor_type.shape.dim):
-                ranges[value.name] = Range((min(1, shape[0]), *shape[1:]), shape, shape)
+                high = (max(1, shape[0]), *shape[1:])
+                ranges[value.name] = Range((min(1, shape[0]), *shape[1:]), high, high)
         for value in (*model.graph.input, *model.graph.output):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param:  # one name, one size

@@ -87,7 +87,8 @@ std::string const& chooseImage(Program const& program, int arch) {
         if (best != nullptr) return *best;
     }
     std::string const here = "sm_" + std::to_string(arch);
-    throw Fault("the plan's kernels were compiled for " + names + ", this GPU is " + here + "; build the plan again with --target " + here);
+    throw Fault(
+        "the plan's kernels were compiled for " + names + ", this GPU is " + here + "; build the plan again with --target " + here);
 }
 
 // Kernels of this process: by context, image and name. They stay loaded, since a CUDA graph may outlive its engine.
@@ -117,7 +118,8 @@ int64_t allowShared(Kernel& kernel, int64_t wanted) {
     cuda.check(cuda.functionAttribute(&declared, FUNCTION_SHARED, kernel.function), "shared memory");
     int64_t const given = std::min<int64_t>(wanted, cuda.ask(SHARED_OPTIN) - declared);
     if (given > kernel.allowed) {
-        cuda.check(cuda.setFunctionAttribute(kernel.function, FUNCTION_MAX_DYNAMIC_SHARED, static_cast<int>(given)), "shared memory");
+        int const bytes = static_cast<int>(given);
+        cuda.check(cuda.setFunctionAttribute(kernel.function, FUNCTION_MAX_DYNAMIC_SHARED, bytes), "shared memory");
         kernel.allowed = given;
     }
     return given;

@@ -10,7 +10,6 @@ namespace trt = trtconvert_abi;
 #endif
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <locale>
@@ -31,6 +30,10 @@ struct Fault : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+Fault damaged(std::string const& what) {
+    return Fault("its description is damaged: " + what + "; copy the plan again, or build it again");
+}
+
 // --- sizes: postfix expressions of input dimensions ------------------------------------------------------------------
 
 struct Token {
@@ -42,7 +45,7 @@ using Size = std::vector<Token>;
 int64_t integer(std::string const& text) {
     char* end = nullptr;
     int64_t const value = std::strtoll(text.c_str(), &end, 10);
-    if (text.empty() || *end != '\0') throw Fault("its description is damaged: '" + text + "' should be an integer");
+    if (text.empty() || *end != '\0') throw damaged("'" + text + "' should be an integer");
     return value;
 }
 
@@ -59,7 +62,7 @@ Size readSize(std::string const& text) {
         depth += size.back().kind == 'n' || size.back().kind == 'i' ? 1 : -1;
         if (depth < 1) break;
     }
-    if (depth != 1) throw Fault("a damaged expression: " + text);
+    if (depth != 1) throw damaged("the size '" + text + "'");
     return size;
 }
 
@@ -151,14 +154,14 @@ std::pair<std::string, std::string> cut(std::string const& line) {
 std::vector<std::string> body(std::string const& text, char const* magic, int newest) {
     auto lines = split(text, '\n');
     auto const [word, number] = cut(lines.empty() ? "" : lines[0]);
-    bool const digits = !number.empty() && number.size() < 9 && std::all_of(number.begin(), number.end(), [](unsigned char c) { return std::isdigit(c); });
-    if (word != magic || !digits) throw Fault("its description is not one of trtconvert's");
+    bool const counts = !number.empty() && number.size() < 9 && number.find_first_not_of("0123456789") == std::string::npos;
+    if (word != magic || !counts) throw Fault("its description is not one of trtconvert's");
     if (integer(number) > newest)
         throw Fault(
             std::string("it uses ") + magic + " format " + number + ", this library reads up to " + std::to_string(newest) +
             "; bring the library of a newer trtconvert, or build the plan again");
     auto const end = std::find(lines.begin(), lines.end(), "end");
-    if (end == lines.end()) throw Fault("its description is damaged: it has no end; copy the plan again, or build it again");
+    if (end == lines.end()) throw damaged("it has no end");
     return {lines.begin() + 1, end};
 }
 
@@ -170,7 +173,7 @@ Argument readArgument(std::string const& text) {
     std::istringstream stream(value);
     stream.imbue(std::locale::classic());  // the point is a point, whatever the program's locale
     double number = 0;
-    if (kind != "float" || !(stream >> number)) throw Fault("its description is damaged: argument " + text);
+    if (kind != "float" || !(stream >> number)) throw damaged("argument " + text);
     return {Argument::FLOAT, 0, {}, static_cast<float>(number)};
 }
 
@@ -197,11 +200,11 @@ void readLaunches(Program& program) {
             if (t.kind == 'i') program.dims.insert({t.a, t.b});
     };
     for (Launch const& launch : program.launches) {
-        if (launch.sizes.size() != 7) throw Fault("its description is damaged: kernel " + launch.kernel + "; copy the plan again, or build it again");
+        if (launch.sizes.size() != 7) throw damaged("kernel " + launch.kernel);
         std::for_each(launch.sizes.begin(), launch.sizes.end(), note);
         for (Argument const& argument : launch.arguments) note(argument.size);
     }
-    if (program.launches.empty()) throw Fault("its description is damaged: no kernel; copy the plan again, or build it again");
+    if (program.launches.empty()) throw damaged("no kernel");
 }
 
 trt::DataType typeOf(std::string const& name) {
@@ -252,14 +255,16 @@ std::shared_ptr<Program const> readFields(trt::PluginFieldCollection const& give
     }
     std::string const name = building ? "trtconvert_launch" : "launch";
     if (data.count(name) == 0 && building)
-        throw Fault("the node does not carry its kernels; build the model with trtconvert, or let trtconvert write them into it");
+        throw Fault("the node has no kernels inside; build it with trtconvert, or write them with: trtconvert plugins carry");
     if (data.count(name) == 0) throw Fault("in this plan it was not built by trtconvert");
     program->text = data[name].substr(0, data[name].find('\0'));
     readLaunches(*program);
     if (building) readBuild(*program, data["trtconvert_build"], data["trtconvert_images"]);
-    program->fields.push_back({"launch", program->text.data(), trt::PluginFieldType::kCHAR, static_cast<int32_t>(program->text.size())});
-    for (auto const& [arch, image] : program->images)
-        program->fields.push_back({arch.c_str(), image.data(), trt::PluginFieldType::kINT8, static_cast<int32_t>(image.size())});
+    auto const keep = [&](char const* field, std::string const& bytes, trt::PluginFieldType type) {
+        program->fields.push_back({field, bytes.data(), type, static_cast<int32_t>(bytes.size())});
+    };
+    keep("launch", program->text, trt::PluginFieldType::kCHAR);
+    for (auto const& [arch, image] : program->images) keep(arch.c_str(), image, trt::PluginFieldType::kINT8);
     program->collection = {static_cast<int32_t>(program->fields.size()), program->fields.data()};
     return program;
 }

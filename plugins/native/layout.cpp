@@ -83,7 +83,8 @@ void compare(char const* name, long mine, long other) {
 }
 
 #define SAME_PLACE(type, function) compare(#type "::" #function, place(&ours::type::function), place(&theirs::type::function))
-#define SAME_PLACE_INSIDE(type, function) compare(#type "::" #function, place(&ours::type::function), place(&theirs::apiv::type::function))
+#define SAME_PLACE_INSIDE(type, function) \
+    compare(#type "::" #function, place(&ours::type::function), place(&theirs::apiv::type::function))
 
 int main() {
     SAME_PLACE(IVersionedInterface, getAPILanguage);

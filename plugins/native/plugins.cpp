@@ -1,9 +1,9 @@
-// The plugins of all ops in one class. A plan holds a plugin as fields: its launches as text (written by trtconvert/launch.py,
-// which says what each line means) and their kernels as machine code, one image per GPU architecture. This library reads them,
-// loads the image that fits with the CUDA driver, and launches. It knows no op; creators.inc and -DMORE_CREATORS give names.
+// The plugins of all ops in one class. A plan holds a plugin as fields: its launches as text (written by trtconvert/launch.py) and
+// their kernels as machine code, one image per GPU architecture. This library reads them (fields.h), loads the image that fits
+// (driver.h), and launches. It knows no op; creators.inc and -DMORE_CREATORS give names.
 //
 // To build an engine with it, a node has the same data as attributes (written by trtconvert/carried.py): "trtconvert_launch" and
-// "trtconvert_images" as they go into the plan, and "trtconvert_build", which says in lines what the builder asks: the types and
+// "trtconvert_images" as they go into the plan, and "trtconvert_build", which says in lines what the builder asks: types and
 // shapes of inputs and outputs, how much memory to lend, the images' names and sizes.
 //
 // Needs no library: TensorRT calls it, and the CUDA driver is opened when the first kernel is loaded. Nothing is thrown or
@@ -73,7 +73,10 @@ struct Name {
     char const *name, *version, *space;
 };
 
-class Plugin final : public trt::IPluginV3, public trt::IPluginV3OneCore, public trt::IPluginV3OneBuild, public trt::IPluginV3OneRuntime {
+class Plugin final : public trt::IPluginV3,
+                     public trt::IPluginV3OneCore,
+                     public trt::IPluginV3OneBuild,
+                     public trt::IPluginV3OneRuntime {
 public:
     Plugin(Name const& name, std::shared_ptr<Program const> program) : mName(name), mProgram(std::move(program)) {}
 
@@ -121,7 +124,8 @@ public:
                 return builder.operation(ops.at(kind), *a, *b);
             };
             int32_t count = outs;  // the size tensors are the last outputs
-            for (Described const& tensor : mProgram->results) count -= std::count(tensor.counted.begin(), tensor.counted.end(), true);
+            for (Described const& tensor : mProgram->results)
+                count -= static_cast<int32_t>(std::count(tensor.counted.begin(), tensor.counted.end(), true));
             for (int32_t i = 0; i < outs; ++i) {
                 Described const& tensor = mProgram->results[i];
                 out[i].nbDims = static_cast<int32_t>(tensor.shape.size());
@@ -156,7 +160,10 @@ public:
                 bool same = static_cast<size_t>(dims.nbDims) == shape.size();
                 for (int32_t axis = 0; same && axis < dims.nbDims; ++axis)
                     same = shape[axis][0].kind == 'i' || shape[axis][0].a == dims.d[axis];
-                if (!same) throw Fault("input " + std::to_string(i) + " has another shape than its kernels were written for; let trtconvert write the model again");
+                if (!same)
+                    throw Fault(
+                        "input " + std::to_string(i) + " has another shape than the kernels inside the node are for; write them again "
+                        "with: trtconvert plugins carry");
             }
             return 0;
         });
@@ -173,7 +180,8 @@ public:
     // run
 
     // Evaluates the launches for these shapes. TensorRT calls this before every execution: what is known already is kept.
-    int32_t onShapeChange(trt::PluginTensorDesc const* in, int32_t ins, trt::PluginTensorDesc const*, int32_t outs) noexcept override {
+    int32_t onShapeChange(
+        trt::PluginTensorDesc const* in, int32_t ins, trt::PluginTensorDesc const*, int32_t outs) noexcept override {
         auto const shape = [&](int64_t i) -> trt::Dims const& { return in[i].dims; };
         auto const known = [&] {
             size_t i = 0;
@@ -196,6 +204,7 @@ public:
     int32_t enqueue(
         trt::PluginTensorDesc const*, trt::PluginTensorDesc const*, void const* const* in, void* const* out, void* work,
         CUstream_st* stream) noexcept override {
+        if (!mPrepared) return -1;  // onShapeChange has said why
         for (Slot const& slot : mSlots) {
             if (slot.kind == Argument::IN) mValues[slot.value].pointer = in[slot.offset];
             else if (slot.kind == Argument::OUT) mValues[slot.value].pointer = out[slot.offset];
@@ -203,7 +212,8 @@ public:
         }
         for (Call& call : mCalls) {
             unsigned const* s = call.sizes;
-            int const status = driver().launch(call.function, s[0], s[1], s[2], s[3], s[4], s[5], s[6], stream, call.arguments.data(), nullptr);
+            int const status = driver().launch(
+                call.function, s[0], s[1], s[2], s[3], s[4], s[5], s[6], stream, call.arguments.data(), nullptr);
             if (status != 0)
                 return guarded(mName.name, -1, [&] {
                     driver().check(status, "launching a kernel");
@@ -232,7 +242,9 @@ private:
 
     void checkCounts(int32_t ins, int32_t outs) const {
         if (static_cast<size_t>(ins) != mProgram->inputs.size() || static_cast<size_t>(outs) != mProgram->results.size())
-            throw Fault("the node has " + std::to_string(ins) + " inputs and " + std::to_string(outs) + " outputs, its kernels were written for others");
+            throw Fault(
+                "the node has " + std::to_string(ins) + " inputs and " + std::to_string(outs) + " outputs, the kernels inside it have "
+                "others");
     }
 
     template <class Shape>
@@ -247,13 +259,15 @@ private:
             Call call{};
             for (size_t i = 0; i < 7; ++i) {
                 int64_t const size = evaluate(launch.sizes[i], ins, shape);
-                if (size < 0 || size > INT32_MAX) throw Fault("kernel " + launch.kernel + " cannot have a size of " + std::to_string(size));
+                if (size < 0 || size > INT32_MAX)
+                    throw Fault("kernel " + launch.kernel + " cannot have a size of " + std::to_string(size));
                 call.sizes[i] = static_cast<unsigned>(size);
             }
             if (call.sizes[0] == 0 || call.sizes[1] == 0 || call.sizes[2] == 0) continue;  // nothing to compute
             for (Argument const& a : launch.arguments) {
                 bool const tensor = a.kind == Argument::IN || a.kind == Argument::OUT;
-                if (tensor && (a.index < 0 || a.index >= (a.kind == Argument::IN ? ins : outs))) throw Fault("an input or output is missing");
+                if (tensor && (a.index < 0 || a.index >= (a.kind == Argument::IN ? ins : outs)))
+                    throw Fault("an input or output is missing");
                 if (tensor) mSlots.push_back({a.kind, count, a.index});
                 else if (a.kind == Argument::WORK) mSlots.push_back({a.kind, count, evaluate(a.size, ins, shape)});
                 else if (a.kind == Argument::INT) mValues[count].integer = evaluate(a.size, ins, shape);
@@ -282,7 +296,8 @@ class Creator final : public trt::IPluginCreatorV3One {
 public:
     explicit Creator(Name const& name) : mName(name) {}
 
-    trt::IPluginV3* createPlugin(char const*, trt::PluginFieldCollection const* fields, trt::TensorRTPhase phase) noexcept override {
+    trt::IPluginV3* createPlugin(
+        char const*, trt::PluginFieldCollection const* fields, trt::TensorRTPhase phase) noexcept override {
         return guarded<trt::IPluginV3*>(mName.name, nullptr, [&] {
             return new Plugin(mName, readFields(*fields, phase == trt::TensorRTPhase::kBUILD));
         });
