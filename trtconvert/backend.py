@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from trtconvert import gpu
@@ -34,6 +35,8 @@ RTX_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 RTX_EXTRA_TARGETS = ("sm_75",)
 # Standard ops that TensorRT-RTX's parser imports as a plugin of that name, version 1, which it does not bring along.
 RTX_PLUGIN_OPS = ("CausalConvWithState", "LinearAttention", "NonZero")
+
+_loading = Lock()  # a module is half there while another thread imports it
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def select(name: str = "auto") -> Backend:
     if name not in MODULES:
         raise ConvertError(f"unknown backend {name!r}", fix="use auto, rtx or tensorrt")
     os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if name == "rtx" else "0"
-    return _load(name)
+    with _loading:
+        return _load(name)
 
 
 @lru_cache

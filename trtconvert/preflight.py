@@ -15,12 +15,12 @@ from trtconvert.custom_ops.attributes import op_title
 from trtconvert.diagnosis.faults import Fault
 from trtconvert.diagnosis.notices import notices
 from trtconvert.diagnosis.survey import NodeReport, survey
-from trtconvert.engine import plugins_in
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.manifest import IO, Manifest, model_io
 from trtconvert.matching.rewrite import Fusion
 from trtconvert.profiles import sizes
+from trtconvert.runtime.contents import plugins_in
 
 __all__ = ["ModelReport", "NodeReport", "PlanReport", "PluginReport", "inspect", "inspect_model", "inspect_plan"]
 

@@ -1,0 +1,218 @@
+"""Why a plan does not load, each fault in a sentence with its fix: from its bytes and manifest, from the plugins at hand, from
+TensorRT's log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trtconvert import gpu, launch, surroundings
+from trtconvert.backend import Backend, Log, installed
+from trtconvert.custom_ops.creators import Creator
+from trtconvert.diagnosis import tensorrt_log
+from trtconvert.errors import ConvertError, NoUsableGpuError
+from trtconvert.manifest import Manifest
+from trtconvert.runtime.contents import GPUS, Header, header, launch_format, plugins_in
+
+Key = tuple[str, str, str]
+_WITHOUT_MANIFEST = "copy plan and manifest together again, or remove the manifest: the plan loads without it"
+_MISSING = re.compile(
+    r"(?:Cannot find|could not find) plugin:? ([^,\s]+),? version:? ([^,\s]+),?(?: namespace:? ?([^.,\s]*))?"
+)
+_CUT_OFF = re.compile(r"header\.size == blobSize|cursor < blobSize|empty memory buffer")
+_VERSION = re.compile(
+    r"[Vv]ersion tag does not match|[Mm]agic ?[Tt]ag|expecting library version|[Ss]erialization.*version|incompatible.*version"
+)
+_GPU = re.compile(r"cannot run on this GPU|incompatible device|compute capability", re.IGNORECASE)
+
+
+# --- what bytes and manifest say, before TensorRT ------------------------------------------------------------------
+
+
+def check_plan(plan: bytes, described: Manifest | None, path: Path, backend: str = "auto") -> str:
+    """The backend that loads the plan. ConvertError where the plan is none, cut off, of another backend than the one asked for,
+    has plugins of a newer format, or is not what its manifest says. Needs neither TensorRT nor a GPU."""
+    found = header(plan)
+    if found is None and described is None:
+        raise ConvertError(
+            "the file is empty"
+            if not plan
+            else f"no TensorRT plan: it begins with {plan[:4]!r}, {len(plan)} bytes in all",
+            where=str(path),
+            fix="give a plan, as trtconvert build or trtexec --saveEngine writes it, and copy it in binary",
+        )
+    if found is not None:
+        _check_header(found, len(plan), described, path)
+    _check_formats(plan, described, path)
+    if described is not None:
+        _check_plugins_told(plan, described, path)
+    of = found.backend if found is not None else described.backend if described is not None else ""
+    title = found.title if found is not None else described.backend_title if described is not None else ""
+    if backend not in ("auto", of):
+        raise ConvertError(
+            f"backend {backend} was asked for, and the plan was built by {title}",
+            where=str(path),
+            fix=f"leave the backend out, or build the model again with --backend {backend}",
+        )
+    if not installed(of):
+        raise ConvertError(
+            f"the plan was built by {title}, and no {title.split(' ')[0]} is installed here",
+            where=str(path),
+            fix=f"load it where {title} is, or build the model again with the TensorRT that is here",
+        )
+    return of
+
+
+def _check_header(found: Header, size: int, described: Manifest | None, path: Path) -> None:
+    if found.size > size:
+        raise ConvertError(
+            f"the plan is cut off: {size} bytes of {found.size}", where=str(path), fix="copy the plan again"
+        )
+    if described is None:
+        return
+    if (described.backend, described.backend_version) != (found.backend, found.version):
+        raise ConvertError(
+            f"the manifest says {described.backend_title}, the plan itself says {found.title}",
+            where=str(path),
+            fix=_WITHOUT_MANIFEST,
+        )
+    if found.targets and set(described.targets) <= set(GPUS) and set(found.targets) != set(described.targets):
+        raise ConvertError(
+            f"the manifest says {', '.join(described.targets)}, the plan itself was built for {', '.join(found.targets)}",
+            where=str(path),
+            fix=_WITHOUT_MANIFEST,
+        )
+
+
+def _check_formats(plan: bytes, described: Manifest | None, path: Path) -> None:
+    told = max((p.fields_format for p in described.plugins), default=0) if described is not None else 0
+    newest = max(launch_format(plan), told)
+    if newest > launch.FORMAT:
+        raise launch.too_new(newest, str(path))
+
+
+def _check_plugins_told(plan: bytes, described: Manifest, path: Path) -> None:
+    ours = {p.key for p in plugins_in(plan)}
+    told = {(p.name, p.version, p.namespace) for p in described.plugins if p.kind == "IPluginV3"}
+    if ours != told:
+        raise ConvertError(
+            f"the manifest lists the plugins {_list(told)}, the plan itself holds {_list(ours)}",
+            where=str(path),
+            fix=_WITHOUT_MANIFEST,
+        )
+
+
+def check_version(found: Header | None, described: Manifest | None, backend: Backend, path: Path) -> None:
+    """ConvertError if this version of TensorRT is not the one that the plan wants."""
+    wanted = found.version if found is not None else described.backend_version if described is not None else ""
+    exact = backend.is_rtx
+    parts = None if exact else 2  # of full TensorRT a patch more or less may do; it says so itself
+    same = wanted.split(".")[:parts] == backend.version.split(".")[:parts]
+    if same or (found is not None and found.version_compatible):
+        return
+    package = "tensorrt-rtx" if backend.is_rtx else "tensorrt"
+    title = backend.title.split(" ")[0]
+    raise ConvertError(
+        f"the plan was built with {title} {wanted}, this machine has {backend.version}",
+        where=str(path),
+        fix=f"pip install {package}=={wanted}, or build the plan again",
+    )
+
+
+def check_gpu(described: Manifest | None, backend: Backend, path: Path) -> None:
+    """NoUsableGpuError where there is no GPU, or none that a plan of TensorRT-RTX was built for; without a manifest TensorRT
+    says that."""
+    here = gpu.require()
+    targets = described.targets if described is not None else []
+    if backend.is_rtx and targets and here.arch not in targets:
+        raise NoUsableGpuError(
+            f"the plan was built for {', '.join(targets)}, and this GPU is {here.arch} ({here.name})",
+            where=str(path),
+            fix=f"build it again with --target {','.join((*targets, here.arch))}, if {backend.title} supports that",
+        )
+
+
+# --- plugins -------------------------------------------------------------------------------------------------------
+
+
+def check_plugins(wanted: Iterable[tuple[Key, str]], there: Sequence[Creator], path: Path) -> None:
+    """ConvertError for the first plugin that has no creator among those `there`. wanted: key, and the file that brought it."""
+    for key, provider in wanted:
+        if key not in {creator.key for creator in there}:
+            raise missing_plugin(key, there, path, provider)
+
+
+def missing_plugin(key: Key, there: Sequence[Creator], path: Path, provider: str = "") -> ConvertError:
+    """What to bring for this plugin: it is missing, or there in another version or namespace only."""
+    name, version, namespace = key
+    others = [creator for creator in there if creator.name == name]
+    source = f" It came from {provider}." if provider else ""
+    title = Creator(*key, "", ()).title
+    if not others:
+        what = f"the plan needs plugin {title}, and no creator of that name is registered.{source}"
+        fix = f"load {provider or 'the library that has it'} first, or give it to build with --plugin"
+    elif any(creator.version == version for creator in others):
+        spaces = ", ".join(repr(creator.namespace) for creator in others)
+        what = (
+            f"the plan needs plugin {title}; {name} is registered in namespace {spaces}, not in {namespace!r}.{source}"
+        )
+        fix = f"register the creator in namespace {namespace!r}, or build the plan again with the one that is here"
+    else:
+        versions = ", ".join(creator.version for creator in others)
+        what = f"the plan needs plugin {title}; here {name} has version {versions}.{source}"
+        fix = f"load the library that has version {version}, or build the plan again with the one that is here"
+    return ConvertError(what.removesuffix("."), where=str(path), fix=fix)
+
+
+def _list(keys: Iterable[Key]) -> str:
+    return ", ".join(Creator(*key, "", ()).title for key in sorted(keys)) or "none"
+
+
+# --- TensorRT's log ------------------------------------------------------------------------------------------------
+
+
+def load_error(log: Log, backend: Backend, path: Path, there: Sequence[Creator] = ()) -> ConvertError:
+    """Why TensorRT did not load the plan, as its log tells. there: the creators that are registered."""
+    text = " ".join(log.errors)
+    if missing := _MISSING.search(text):
+        name, version, namespace = missing.groups()
+        return missing_plugin((name, version, namespace or ""), there, path)
+    if "IPluginCreatorInterface not found" in text or "PluginCreator not found" in text:
+        return ConvertError(
+            "the plan needs a plugin that is not registered here, and TensorRT does not name it",
+            where=str(path),
+            fix="load it with its manifest beside it, which names the plugins, or load the library of its plugins first",
+        )
+    if _GPU.search(text):
+        here = gpu.require()
+        return NoUsableGpuError(
+            f"the engine cannot run on this GPU ({here.name}, {here.arch}): {tensorrt_log.plain(log.cause())}",
+            where=str(path),
+            fix=f"build with --target {here.arch}, if {backend.title} supports it",
+        )
+    if _CUT_OFF.search(text):
+        return ConvertError(
+            f"the plan is cut off or damaged: {tensorrt_log.plain(log.cause())}",
+            where=str(path),
+            fix="copy the plan again",
+        )
+    if _VERSION.search(text):
+        loaded = ", ".join(map(str, surroundings.loaded().values())) or "library unknown"
+        return ConvertError(
+            f"the plan was built by another TensorRT; running here: {backend.title} ({loaded})",
+            where=str(path),
+            fix="build it again with the TensorRT that runs it, or run it where it was built",
+        )
+    if "cudaError 35" in text:
+        return NoUsableGpuError(
+            "the NVIDIA driver is missing, or older than TensorRT's CUDA",
+            fix="run this on a machine with an NVIDIA GPU and a driver that is new enough",
+        )
+    if re.search(r"out of memory|OutOfMemory", text, re.IGNORECASE):
+        return ConvertError(
+            f"the GPU's memory does not hold the engine: {tensorrt_log.plain(log.cause())}",
+            where=str(path),
+            fix="free GPU memory, or build with smaller maximum shapes",
+        )
+    return ConvertError(f"{backend.title} cannot load the plan: {tensorrt_log.plain(log.cause())}", where=str(path))
