@@ -77,12 +77,13 @@ def inspect(path: Path) -> ModelReport | PlanReport:
 def inspect_plan(path: Path) -> PlanReport:
     """Plugins, targets, inputs and outputs of a plan; ConvertError if it is not the one its manifest describes."""
     data, described = manifest.read_plan(path)
-    nodes = {plugin.name: len(plugin.nodes) for plugin in described.plugins} if described else {}
+    uses = described.plugins if described else []
+    nodes = {(use.name, use.version, use.namespace): len(use.nodes) for use in uses}
     counts = dict.fromkeys(
         (p.name, p.version, p.namespace, p.kernel, tuple(p.attributes.items())) for p in plugins_in(data)
     )
     found = [
-        PluginReport(name, version, namespace, kernel, dict(attributes), nodes.get(name))
+        PluginReport(name, version, namespace, kernel, dict(attributes), nodes.get((name, version, namespace)))
         for name, version, namespace, kernel, attributes in counts
     ]
     return PlanReport(str(path), len(data), described, found)

@@ -31,37 +31,53 @@ _GPU = re.compile(r"cannot run on this GPU|incompatible device|compute capabilit
 
 
 def check_plan(plan: bytes, described: Manifest | None, path: Path, backend: str = "auto") -> str:
-    """The backend that loads the plan. ConvertError where the plan is none, cut off, of another backend than the one asked for,
-    has plugins of a newer format, or is not what its manifest says. Needs neither TensorRT nor a GPU."""
-    found = header(plan)
-    if found is None and described is None:
-        raise ConvertError(
-            "the file is empty"
-            if not plan
-            else f"no TensorRT plan: it begins with {plan[:4]!r}, {len(plan)} bytes in all",
-            where=str(path),
-            fix="give a plan, as trtconvert build or trtexec --saveEngine writes it, and copy it in binary",
-        )
-    if found is not None:
-        _check_header(found, len(plan), described, path)
-    _check_formats(plan, described, path)
-    if described is not None:
-        _check_plugins_told(plan, described, path)
-    of = found.backend if found is not None else described.backend if described is not None else ""
-    title = found.title if found is not None else described.backend_title if described is not None else ""
+    """The backend that loads the plan. ConvertError where the plan is at fault, or of another backend than the one asked for or
+    installed. Needs neither TensorRT nor a GPU."""
+    of = check_contents(plan, described, path)
+    title = built_by(header(plan), described)
     if backend not in ("auto", of):
         raise ConvertError(
             f"backend {backend} was asked for, and the plan was built by {title}",
             where=str(path),
             fix=f"leave the backend out, or build the model again with --backend {backend}",
         )
-    if not installed(of):
+    return check_backend(of, title, path)
+
+
+def check_contents(plan: bytes, described: Manifest | None, path: Path) -> str:
+    """The backend that built the plan. ConvertError where the plan is none, cut off, has plugins of a newer format, or is not
+    what its manifest says."""
+    found = header(plan)
+    if found is not None:
+        _check_header(found, len(plan), described, path)
+    elif described is None:
+        raise ConvertError(
+            f"no TensorRT plan: it begins with {plan[:4]!r}, {len(plan)} bytes in all" if plan else "the file is empty",
+            where=str(path),
+            fix="give a plan, as trtconvert build or trtexec --saveEngine writes it, and copy it in binary",
+        )
+    _check_formats(plan, described, path)
+    if described is None:
+        assert found is not None
+        return found.backend
+    _check_plugins_told(plan, described, path)
+    return described.backend
+
+
+def check_backend(name: str, title: str, path: Path) -> str:
+    """The backend itself; ConvertError where it is not installed."""
+    if not installed(name):
         raise ConvertError(
             f"the plan was built by {title}, and no {title.split(' ')[0]} is installed here",
             where=str(path),
             fix=f"load it where {title} is, or build the model again with the TensorRT that is here",
         )
-    return of
+    return name
+
+
+def built_by(found: Header | None, described: Manifest | None) -> str:
+    """The TensorRT that built the plan, with its version."""
+    return found.title if found is not None else described.backend_title if described is not None else "TensorRT"
 
 
 def _check_header(found: Header, size: int, described: Manifest | None, path: Path) -> None:
