@@ -53,9 +53,10 @@ class Context:
         handle = int(used.handle)
         views = {name: View(name, array, handle) for name, array in feeds.items() if on_device(array)}
         arrays = {name: on_host(name, array) for name, array in feeds.items() if name not in views}
+        from_host = not views
         for name in self.engine.host_inputs & views.keys():  # TensorRT computes shapes with it, on the host
             arrays[name] = _fetched(views.pop(name), handle)
-        if not any(map(on_device, feeds.values())):
+        if from_host:
             bound, graph = self._ready(arrays, {}, used)
             bound.write(arrays)
             self._execute(bound, graph)
