@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -335,8 +335,15 @@ class StandIn:
 
 class Mark:
     passed = True
+    waits: ClassVar[list[tuple[int, int]]] = []  # stream, and the one that it waits for
 
     def __init__(self, stream: int) -> None:
+        self.stream = stream
+
+    def hold(self, stream: int) -> None:
+        self.waits.append((stream, self.stream))
+
+    def sync(self) -> None:
         pass
 
 
@@ -406,14 +413,17 @@ def test_an_input_between_two_addresses_that_tensorrt_takes_is_copied(stand_in: 
 
 def test_the_callers_stream(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuda.core.Stream", SimpleNamespace(from_handle=Stream))
-    waits: list[tuple[int, int]] = []
-    monkeypatch.setattr(gpu, "wait", lambda stream, other: waits.append((stream, other)))
+    monkeypatch.setattr(Mark, "passed", False)
+    monkeypatch.setattr(Mark, "waits", [])
     context = Context(stand_in)
     own, array = int(context.stream.handle), OnDevice(ones(2))
     result = context.run({"x": array}, stream=SimpleNamespace(cuda_stream=55))["y"]
     context.run({"x": array}, stream=0)
-    assert stand_in.contexts[0].runs == [55, 1]
-    assert waits == [(55, own), (1, 55)]
+    context.run({"x": array}, stream=0)
+    context.run({"x": array})
+    assert stand_in.contexts[0].runs == [55, 1, 1, own]
+    assert Mark.waits == [(1, 55), (own, 1)]  # one run at a time, without the host's waiting
+    assert array.asked == [55, 1, 1, own]
     assert result.stream == 55
 
 

@@ -284,8 +284,13 @@ class Mark:
         """Let what is put on the stream from now on wait for this point."""
         _call(_driver().cuStreamWaitEvent(stream, self._event, 0))
 
+    def sync(self) -> None:
+        """Let the host wait for this point."""
+        _call(_driver().cuEventSynchronize(self._event))
+
     @property
     def passed(self) -> bool:
+        """Whether the work before it is done."""
         driver = _driver()
         (status,) = driver.cuEventQuery(self._event)
         if status == driver.CUresult.CUDA_ERROR_NOT_READY:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,16 @@ class Context:
         self._captured: OrderedDict[Hashable, tuple[Bound, Graph | None]] = OrderedDict()
         self._streams: dict[int, Any] = {}
         self._latest = self.stream  # on which the context ran last
-        self._held: deque[tuple[gpu.Mark, list[View]]] = deque()
+        self._held: deque[tuple[gpu.Mark, list[View]]] = deque()  # what runs that may not be over read, and their ends
+
+    def __del__(self) -> None:
+        with suppress(ConvertError, ImportError):  # at the end of the process
+            self._finish()
+
+    def _finish(self) -> None:
+        """Wait for what the context still does: its memory is not to be freed before."""
+        while getattr(self, "_held", ()):
+            self._held.popleft()[0].sync()
 
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """Run once. Arrays on the host give numpy arrays, when all is done. As soon as an input lies on the GPU, the results are
@@ -57,8 +67,8 @@ class Context:
         for name in self.engine.host_inputs & views.keys():  # TensorRT computes shapes with it, on the host
             arrays[name] = _fetched(views.pop(name), handle)
         if from_host:
-            bound, graph = self._ready(arrays, {}, used)
-            bound.write(arrays)
+            bound, graph = self._ready(arrays, None, used)
+            bound.put(arrays)
             self._execute(bound, graph)
             return dict(bound.read())
         results = self._run_on_device(arrays, views, used)
@@ -75,7 +85,8 @@ class Context:
 
                 self._streams[handle] = Stream.from_handle(handle)
             used = self._streams[handle]
-        gpu.wait(int(used.handle), int(self._latest.handle))
+        if used is not self._latest and self._held:
+            self._held[-1][0].hold(int(used.handle))
         self._latest = used
         return used
 
@@ -110,15 +121,18 @@ class Context:
         else:
             graph.launch()
 
-    def _ready(self, arrays: dict[str, NDArray[Any]], views: dict[str, View], used: Any) -> tuple[Bound, Graph | None]:
-        """Buffers for these shapes, kept from before or new, and the graph if there is one."""
+    def _ready(
+        self, arrays: dict[str, NDArray[Any]], views: dict[str, View] | None, used: Any
+    ) -> tuple[Bound, Graph | None]:
+        """Buffers for these shapes, and the graph if there is one: kept from before or new. Results on the GPU, for which there
+        are views, get new ones each time."""
         shapes: dict[str, Any] = {name: array.shape for name, array in arrays.items()}
-        shapes |= {name: view.shape for name, view in views.items()}
+        shapes |= {name: view.shape for name, view in (views or {}).items()}
         key: Hashable = (int(used.handle), *sorted(shapes.items()))
         if self.graphs:
             decisive = sorted((name, arrays[name].tobytes()) for name in self.engine.host_inputs)
             return self._captured_for((key, *decisive), shapes, arrays, used)
-        if views:
+        if views is not None:
             self._last = None
             return Bound(self.engine, self._context, shapes, arrays, used, views), None
         if self._last is None or self._last[0] != key:
@@ -132,7 +146,8 @@ class Context:
         if key in self._captured:
             self._captured.move_to_end(key)
             return self._captured[key]
-        while len(self._captured) >= self.graphs:
+        if len(self._captured) >= self.graphs:
+            self._finish()
             self._captured.popitem(last=False)
         bound, graph = Bound(self.engine, self.engine.new_context(final_kernels=True), shapes, arrays, used), None
         try:
