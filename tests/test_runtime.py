@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -19,12 +20,13 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.conftest import SAMPLES, Run
+from tests.native_libraries import needs_compiler
 from tests.test_custom_ops import node, python_op, save
-from trtconvert import BuildOptions, ConvertError, backend, build, engine, gpu, manifest
+from trtconvert import BuildOptions, ConvertError, backend, build, engine, gpu, manifest, native
 from trtconvert.custom_ops import creators
 from trtconvert.manifest import IO
 from trtconvert.model import numpy_dtype
-from trtconvert.runtime import contents, dlpack
+from trtconvert.runtime import contents, dlpack, needs
 from trtconvert.runtime.arrays import DeviceArray, View, on_device, on_host
 from trtconvert.runtime.context import Context, stream_handle
 
@@ -86,28 +88,42 @@ def test_versions_and_namespaces_side_by_side(side_by_side: Path, run: Run) -> N
 
 def test_registered_from_sixteen_threads_at_once(side_by_side: Path) -> None:
     """In a process that has loaded nothing yet: TensorRT is imported once, each creator is registered once."""
+    assert registered_by_threads(side_by_side, "Scale", None) == str(sorted(KEYS))
+
+
+@needs_compiler
+def test_the_library_registered_from_sixteen_threads_at_once(tmp_path: Path) -> None:
+    native.library()  # compiled before
+    plan = build(SAMPLES / "sam_upscaler.onnx", tmp_path / "e.plan", BuildOptions(fuse="all", targets=("sm_86",))).plan
+    assert registered_by_threads(plan, "LayerNormGelu", True) == "[('LayerNormGelu', '1', '')]"
+
+
+def registered_by_threads(plan: Path, name: str, native: bool | None) -> str:
+    """Keys of that name in the registry of a process in which 16 threads register what the plan wants."""
     code = """
 import sys, threading
 from pathlib import Path
 from trtconvert import engine, manifest
 from trtconvert.custom_ops import creators
-plan, faults, start = Path(sys.argv[1]), [], threading.Barrier(16)
+plan, name, faults, start = Path(sys.argv[1]), sys.argv[2], [], threading.Barrier(16)
+native = {"True": True, "None": None}[sys.argv[3]]
 def work():
     try:
         start.wait()
         for _ in range(20):
-            engine.register(*manifest.read_plan(plan), plan)
+            engine.register(*manifest.read_plan(plan), plan, "auto", native)
     except BaseException as error:
         faults.append(error)
 threads = [threading.Thread(target=work) for _ in range(16)]
 [t.start() for t in threads]; [t.join() for t in threads]
 chosen = engine.register(*manifest.read_plan(plan), plan)
-keys = [c.key for c in creators.registered(chosen, ours=True) if c.name == "Scale"]
-print(faults, sorted(keys))
+assert not faults, faults
+print(sorted(c.key for c in creators.registered(chosen, ours=True) if c.name == name))
 """
-    result = subprocess.run([sys.executable, "-c", code, side_by_side], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, str(plan), name, str(native)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.strip() == f"[] {sorted(KEYS)}"
+    return result.stdout.strip()
 
 
 def test_a_plan_without_manifest_registers_its_own_plugins(side_by_side: Path, tmp_path: Path) -> None:
@@ -119,26 +135,44 @@ def test_a_plan_without_manifest_registers_its_own_plugins(side_by_side: Path, t
 # --- what a plan needs ---------------------------------------------------------------------------------------------
 
 NEEDS = """\
-needs                                 here
-TensorRT-RTX VERSION                  yes   LIBRARY
-GPU: sm_86                            no    no NVIDIA driver on this machine
-plugin Scale version 1                yes   in the plan, launch format 2; read up to 2
-plugin Scale version 1 in namespace mine  yes   in the plan, launch format 2; read up to 2
-plugin Scale version 2                yes   in the plan, launch format 2; read up to 2
+needs here
+TensorRT-RTX VERSION yes PATH/libtensorrt_rtx.so.1
+GPU: sm_86 no no NVIDIA driver on this machine
+plugin Scale version 1 yes in the plan, launch format 2; read up to 2
+plugin Scale version 1 in namespace mine yes in the plan, launch format 2; read up to 2
+plugin Scale version 2 yes in the plan, launch format 2; read up to 2
+library libtrtconvert_plugins.so, for C++ and Triton no not compiled yet; Python does without
 """
+FIXES = """\
+fix: GPU: sm_86: run it on a machine with an NVIDIA GPU and its driver
+fix: library libtrtconvert_plugins.so, for C++ and Triton: trtconvert plugins build-native, which needs g++
+"""
+LIBRARY = "library libtrtconvert_plugins.so, for C++ and Triton"
+
+
+def masked(text: str) -> str:
+    """Without what differs between machines: paths, TensorRT's version, the width of columns."""
+    text = re.sub(r"/\S+/(?=lib)", "PATH/", text.replace(backend.select("rtx").version, "VERSION"))
+    return "".join(f"{' '.join(line.split())}\n" for line in text.splitlines())
 
 
 @pytest.mark.skipif(gpu.current() is not None, reason="this machine has a GPU")
-def test_inspect_runtime(side_by_side: Path, run: Run) -> None:
-    result = run("inspect", side_by_side, "--runtime")
-    version = backend.select("rtx").version
-    masked = [" ".join(line.split()) for line in result.stdout.replace(version, "VERSION").splitlines()]
-    assert masked[1].endswith("libtensorrt_rtx.so.1")
-    masked[1] = " ".join([*masked[1].split()[:-1], "LIBRARY"])
-    assert masked == [" ".join(line.split()) for line in NEEDS.splitlines()]
-    assert result.stderr == "fix: GPU: sm_86: run it on a machine with an NVIDIA GPU and its driver\n"
-    described = json.loads(run("inspect", side_by_side, "--runtime", "--json").stdout)
-    assert [need["here"] for need in described] == [True, False, True, True, True]
+def test_inspect_runtime(side_by_side: Path, run: Run, tmp_path: Path) -> None:
+    """Where the C++ library is not, and where it is."""
+    empty = {"TRTCONVERT_CACHE_DIR": str(tmp_path / "cache")}
+    result = run("inspect", side_by_side, "--runtime", env=empty)
+    carried = (native.sources() / native.NAME).is_file()
+    if not carried:
+        assert masked(result.stdout) == NEEDS
+        assert result.stderr == FIXES
+    described = json.loads(run("inspect", side_by_side, "--runtime", "--json", env=empty).stdout)
+    assert [need["here"] for need in described] == [True, False, True, True, True, carried]
+
+
+def test_inspect_runtime_with_the_library(side_by_side: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / native.NAME).touch()
+    monkeypatch.setattr(native, "place", lambda: tmp_path / native.NAME)
+    assert needs.needs(side_by_side)[-1] == needs.Need(LIBRARY, True, str(tmp_path / native.NAME))
 
 
 def test_inspect_runtime_of_what_is_missing(side_by_side: Path, tmp_path: Path, run: Run) -> None:
@@ -146,10 +180,8 @@ def test_inspect_runtime_of_what_is_missing(side_by_side: Path, tmp_path: Path, 
     data = side_by_side.read_bytes()
     (tmp_path / "e.plan").write_bytes(data[:24] + bytes((1, 3, 0, 35)) + data[28:])
     result = run("inspect", tmp_path / "e.plan", "--runtime")
-    assert (
-        "TensorRT-RTX 1.3.0.35                     no    the plan was built with TensorRT-RTX 1.3.0.35, this machine"
-        in result.stdout
-    )
+    sentence = "no the plan was built with TensorRT-RTX 1.3.0.35, this machine has VERSION"
+    assert masked(result.stdout).splitlines()[1] == f"TensorRT-RTX 1.3.0.35 {sentence}"
     assert "fix: TensorRT-RTX 1.3.0.35: pip install tensorrt-rtx==1.3.0.35, or build the plan again" in result.stderr
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from trtconvert import adapter, manifest
+from trtconvert import adapter, manifest, registration
 from trtconvert.backend import Backend, logger, select
 from trtconvert.bound import Bound
 from trtconvert.custom_ops import creators, libraries
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from trtconvert.backend import types
 
 
-def load_engine(plan: str | Path, backend: str = "auto", *, graphs: int = 0) -> Engine:
+def load_engine(plan: str | Path, backend: str = "auto", native: bool | None = None, *, graphs: int = 0) -> Engine:
     """Load a plan: register the creators that it asks for, check backend, version, plugins and GPU, make it ready to run.
 
-    Works without the manifest too, when all plugins are trtconvert's. graphs: see runtime.context.Context. Raises ConvertError
-    that says what is missing: first what is wrong with the plan or with what is installed, then NoUsableGpuError where no GPU
-    can run it.
+    Works without the manifest too, when all plugins are trtconvert's. native: whether the C++ library's creators make the
+    plugins from now on (True), or the Python ones (False); whichever the process has where nothing is said. graphs: see
+    runtime.context.Context. Raises ConvertError that says what is missing: first what is wrong with the plan or with what is
+    installed, then NoUsableGpuError where no GPU can run it.
     """
     path = Path(plan)
     data, described = manifest.read_plan(path)
-    chosen = register(data, described, path, backend)
+    chosen = register(data, described, path, backend, native)
     faults.check_gpu(described, chosen, path)
     engine = Engine(chosen, data, path, graphs)
     if described:
@@ -41,7 +42,9 @@ def load_engine(plan: str | Path, backend: str = "auto", *, graphs: int = 0) -> 
     return engine
 
 
-def register(data: bytes, described: Manifest | None, path: Path, backend: str = "auto") -> Backend:
+def register(
+    data: bytes, described: Manifest | None, path: Path, backend: str = "auto", native: bool | None = None
+) -> Backend:
     """All of `load_engine` that needs no GPU: the backend, with every creator registered that the plan wants. Safe to repeat,
     and in threads."""
     chosen = select(faults.check_plan(data, described, path, backend))
@@ -49,6 +52,8 @@ def register(data: bytes, described: Manifest | None, path: Path, backend: str =
     if described is not None:
         there = [file for file in described.plugin_files if (path.parent / file).exists()]
         libraries.load_libraries(path.parent, there, chosen.name)
+    if native is not None:
+        (registration.use_native if native else registration.use_python)(chosen)
     register_creators(chosen, data, described)
     if described is not None:
         wanted = [((p.name, p.version, p.namespace), p.provider) for p in described.plugins]
@@ -63,7 +68,7 @@ def register_creators(backend: Backend, plan: bytes, described: Manifest | None)
     if described is not None:
         wanted |= {(p.name, p.version, p.namespace) for p in described.plugins if p.kind == "IPluginV3"}
     for name, version, namespace in sorted(wanted):
-        adapter.ensure_creator(backend, name, version, namespace)
+        registration.ensure_creator(backend, name, version, namespace)
 
 
 class Engine:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from tests.conftest import SAMPLES
 from tests.importable import importable
-from trtconvert import BuildOptions, ConvertError, Engine, build, check, load_engine, registry
+from trtconvert import BuildOptions, ConvertError, Engine, build, check, load_engine, registration, registry
+from trtconvert.backend import select
 from trtconvert.compare import KERNEL_TOLERANCE, difference
 from trtconvert.model import serialize
 from trtconvert.op import Op, case
@@ -74,6 +75,13 @@ def sam(folder: Path) -> Path:
     return build(importable(SAMPLES / "sam_upscaler.onnx", folder), folder / "sam.plan", BuildOptions(fuse="all")).plan
 
 
+@pytest.fixture(params=["python", "native"])
+def native(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether the C++ library's creators make the plugins; the Python ones do again afterwards."""
+    yield request.param == "native"
+    registration.use_python(select("auto"))
+
+
 @pytest.fixture
 def engine(dynamic: Path) -> Engine:
     return load_engine(dynamic)
@@ -107,10 +115,10 @@ def hammer(run: Callable[[int, int], str | None], pool: ThreadPoolExecutor, runs
 
 @pytest.mark.parametrize("graphs", [0, 8], ids=["no graphs", "graphs"])
 @pytest.mark.parametrize("model", ["sam", "dynamic"])
-def test_eight_threads(model: str, graphs: int, request: pytest.FixtureRequest) -> None:
+def test_eight_threads(model: str, graphs: int, native: bool, request: pytest.FixtureRequest) -> None:
     """Each thread with its own inputs and shapes, 2,000 times in its own context: bit for bit what one thread alone gets; and no
     memory is lost."""
-    engine = load_engine(request.getfixturevalue(model), graphs=graphs)
+    engine = load_engine(request.getfixturevalue(model), native=native, graphs=graphs)
     random = np.random.default_rng(5)
     if model == "sam":
         feeds = [{"image_embedding": random.standard_normal((1, 64, 16, 16), np.float32)} for _ in range(THREADS)]
@@ -139,9 +147,9 @@ def test_eight_threads(model: str, graphs: int, request: pytest.FixtureRequest) 
     assert max(growth) <= MEGABYTE, growth
 
 
-def test_eight_threads_with_contexts_of_their_own_and_device_arrays(dynamic: Path) -> None:
+def test_eight_threads_with_contexts_of_their_own_and_device_arrays(dynamic: Path, native: bool) -> None:
     torch = pytest.importorskip("torch")
-    engine = load_engine(dynamic)
+    engine = load_engine(dynamic, native=native)
     contexts = [engine.context() for _ in range(THREADS)]
     feeds = [
         {n: torch.from_numpy(a).cuda() for n, a in norm_case(3 + 8 * i, seed=i)[0].items()} for i in range(THREADS)
@@ -204,10 +212,10 @@ def test_shapes_by_turns(dynamic: Path, graphs: int) -> None:
     assert difference(got, want) <= KERNEL_TOLERANCE["float32"]
 
 
-def test_graphs_replay_what_runs_without(sam: Path) -> None:
+def test_graphs_replay_what_runs_without(sam: Path, native: bool) -> None:
     """Bit for bit, with new data each time, on the host and on the GPU."""
     torch = pytest.importorskip("torch")
-    plain, graphs = load_engine(sam), load_engine(sam).context(graphs=2)
+    plain, graphs = load_engine(sam), load_engine(sam, native=native).context(graphs=2)
     for seed in range(4):
         x = np.random.default_rng(seed).standard_normal((1, 64, 16, 16), np.float32)
         (want,) = plain.run({"image_embedding": x}).values()

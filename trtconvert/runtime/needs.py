@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtconvert import gpu, launch, manifest, surroundings
+from trtconvert import gpu, launch, manifest, native, surroundings
 from trtconvert.backend import Backend, select
 from trtconvert.custom_ops import creators, libraries
 from trtconvert.custom_ops.creators import Creator
@@ -58,11 +58,23 @@ def _gpu(found: contents.Header | None, described: Manifest | None) -> Need:
     return Need(what, fits, f"{here.name}, {here.arch}", "" if fits else f"build it again with --target {here.arch}")
 
 
+def _native() -> Need:
+    """The C++ library, which Python can do without."""
+    what, path = f"library {native.NAME}, for C++ and Triton", native.place()
+    if path.is_file():
+        return Need(what, True, str(path))
+    return Need(
+        what, False, "not compiled yet; Python does without", "trtconvert plugins build-native, which needs g++"
+    )
+
+
 def _plugins(data: bytes, described: Manifest | None, plan: Path, backend: Backend | None) -> Iterator[Need]:
     ours = {plugin.key for plugin in contents.plugins_in(data)}
     for key in sorted(ours):
         how = f"in the plan, launch format {contents.launch_format(data)}; read up to {launch.FORMAT}"
         yield Need(f"plugin {Creator(*key, '', ()).title}", True, how)
+    if ours:
+        yield _native()
     if described is None:
         return
     for file in described.plugin_files:
