@@ -23,6 +23,7 @@ from tests.conftest import SAMPLES, Run
 from tests.native_libraries import needs_compiler
 from tests.test_custom_ops import node, python_op, save
 from trtconvert import BuildOptions, ConvertError, backend, build, engine, gpu, manifest, native
+from trtconvert.backend import Log
 from trtconvert.custom_ops import creators
 from trtconvert.manifest import IO
 from trtconvert.model import numpy_dtype
@@ -310,10 +311,11 @@ def test_streams_of_others() -> None:
 class Execution:
     """An execution context of y = 2 x, x [N]; counts what is asked of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Log) -> None:
         self.shape: tuple[int, ...] = ()
         self.addresses: dict[str, int] = {}
         self.runs: list[int] = []  # the stream of each
+        self.fails, self.log = "", log
 
     def set_input_shape(self, _name: str, shape: tuple[int, ...]) -> bool:
         self.shape = shape
@@ -326,6 +328,9 @@ class Execution:
         return self.shape
 
     def execute_async_v3(self, stream: int) -> bool:
+        if self.fails:
+            self.log.errors.append(self.fails)
+            return False
         x, y = ((ctypes.c_float * self.shape[0]).from_address(self.addresses[name]) for name in "xy")
         y[:] = [2 * value for value in x]
         self.runs.append(stream)
@@ -348,7 +353,7 @@ class StandIn:
             set_current=lambda: None,
         )
         self.contexts: list[Execution] = []
-        self.engine = self
+        self.engine, self.log = self, Log(errors=["what another run left"])
 
     def check_names(self, given: Any) -> None:
         if set(given) != {"x"}:
@@ -361,7 +366,7 @@ class StandIn:
         return ""
 
     def new_context(self, final_kernels: bool = False) -> Execution:
-        self.contexts.append(Execution())
+        self.contexts.append(Execution(self.log))
         return self.contexts[-1]
 
 
@@ -417,6 +422,26 @@ def test_numpy_in_numpy_out(stand_in: Any) -> None:
     with pytest.raises(ConvertError, match="'x' is float64, the engine takes float32"):
         context.run({"x": np.ones(3)})
     assert np.array_equal(context.run({"x": ones(2)})["y"], 2 * ones(2))  # a failed run leaves the context in order
+
+
+def test_a_failed_run_tells_its_own_cause(stand_in: Any) -> None:
+    context = Context(stand_in)
+    with pytest.raises(ConvertError, match="outside the engine's profile"):
+        context.run({"x": ones(9)})
+    for cause in ("an illegal address", "another"):
+        stand_in.contexts[0].fails = cause
+        with pytest.raises(ConvertError, match=f"the engine failed: {cause}"):
+            context.run({"x": ones(3)})
+    stand_in.contexts[0].fails = ""
+    assert np.array_equal(context.run({"x": ones(3)})["y"], 2 * ones(3))
+
+
+def test_a_log_of_months() -> None:
+    log = Log()
+    for number in range(5000):
+        log.add(log.warnings, str(number))
+    assert log.warnings[:2] == ["0", "1"]
+    assert len(log.warnings) == 1000
 
 
 def test_device_in_device_out_without_a_copy(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:

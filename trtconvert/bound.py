@@ -95,6 +95,7 @@ class Bound:
 
     def _input(self, tensor: IO, shape: tuple[int, ...], given: NDArray[Any] | None) -> Buffer:
         if not self.context.set_input_shape(tensor.name, shape):
+            self.engine.log.take_cause()  # it names no input
             raise ConvertError(
                 f"input {tensor.name!r} has shape {list(shape)}, outside the engine's profile {tensor.shape}",
                 fix="build with a --shape range that holds it",
@@ -123,7 +124,9 @@ class Bound:
         buffer = self._allocate(tensor, None, largest)
         allocator = _allocator(self.engine.backend.trt, weakref.ref(buffer))
         if not self.context.set_output_allocator(tensor.name, allocator):
-            raise ConvertError(f"TensorRT takes no output allocator for {tensor.name!r}: {self.engine.log.cause()}")
+            raise ConvertError(
+                f"TensorRT takes no output allocator for {tensor.name!r}: {self.engine.log.take_cause()}"
+            )
         self._allocators[tensor.name] = allocator
         return buffer
 
@@ -215,7 +218,7 @@ class Bound:
         """Put one execution on the engine's stream, without waiting for it."""
         if not self.context.execute_async_v3(self.stream):
             adapter.raise_failure()
-            raise ConvertError(f"the engine failed: {self.engine.log.cause()}", where=str(self.engine.path))
+            raise ConvertError(f"the engine failed: {self.engine.log.take_cause()}", where=str(self.engine.path))
 
     def sync(self) -> None:
         """Wait until all that was put on the stream is done."""

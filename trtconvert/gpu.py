@@ -275,7 +275,7 @@ class Mark:
 
     def __init__(self, stream: int) -> None:
         driver = _driver()
-        flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        flags = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._event = _call(driver.cuEventCreate(flags))
         weakref.finalize(self, driver.cuEventDestroy, self._event)
         _call(driver.cuEventRecord(self._event, stream))
