@@ -240,6 +240,7 @@ LOGS = {
     "/_src/common/dispatch/cudaResources.cpp:25 (cudaError 35: CUDA driver version is insufficient for CUDA runtime "
     "version))": "driver is missing, or older",
     "The engine cannot run on this GPU, which has compute capability 9.0": r"cannot run on this GPU \(NVIDIA H200, sm_90\)",
+    "The engine does not support the current compute capability 9.0": "cannot run on this GPU",
     # TensorRT 8.2 to 10.8, from public reports
     "1: [stdArchiveReader.cpp::StdArchiveReader::40] Error Code 1: Serialization (Serialization assertion stdVersionRead == "
     "serializationVersion failed.Version tag does not match. Note: Current Version: 213, Serialized Engine Version: 205)": (

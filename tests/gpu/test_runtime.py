@@ -102,15 +102,28 @@ def used_memory() -> tuple[int, int]:
     return pages * os.sysconf("SC_PAGE_SIZE"), total - free
 
 
-def hammer(run: Callable[[int, int], str | None], pool: ThreadPoolExecutor, runs: int) -> list[str]:
-    """`run(thread, turn)` so many times in each thread, all beginning together; what they found wrong."""
-    start = threading.Barrier(THREADS)
+class Crew:
+    """Threads that stay, each with its number."""
 
-    def work(thread: int) -> list[str]:
-        start.wait()
-        return [fault for turn in range(runs) if (fault := run(thread, turn))]
+    def __init__(self) -> None:
+        self._own, numbers = threading.local(), iter(range(THREADS))
+        self._pool = ThreadPoolExecutor(THREADS, initializer=lambda: setattr(self._own, "number", next(numbers)))
 
-    return [fault for faults in pool.map(work, range(THREADS)) for fault in faults]
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._pool.shutdown()
+
+    def repeat(self, run: Callable[[int, int], str | None], runs: int) -> list[str]:
+        """`run(number, turn)` so many times in each thread, all beginning together; what they found wrong."""
+        start = threading.Barrier(THREADS)
+
+        def work(_: int) -> list[str]:
+            start.wait()
+            return [fault for turn in range(runs) if (fault := run(self._own.number, turn))]
+
+        return [fault for faults in self._pool.map(work, range(THREADS)) for fault in faults]
 
 
 @pytest.mark.parametrize("graphs", [0, 8], ids=["no graphs", "graphs"])
@@ -132,11 +145,11 @@ def test_eight_threads(model: str, graphs: int, native: bool, request: pytest.Fi
         same = np.array_equal(got, alone[thread])
         return None if same else f"thread {thread}, turn {turn}: {difference(got, alone[thread])}"
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        hammer(run, pool, WARM_UP)
+    with Crew() as crew:
+        crew.repeat(run, WARM_UP)
         before = used_memory()
         begin = time.perf_counter()
-        faults = hammer(run, pool, RUNS)
+        faults = crew.repeat(run, RUNS)
         spent = time.perf_counter() - begin
         after = used_memory()
     assert not faults, (len(faults), faults[:3])
@@ -163,11 +176,11 @@ def test_eight_threads_with_contexts_of_their_own_and_device_arrays(dynamic: Pat
             return None
         return None if torch.equal(torch.from_dlpack(got), alone[thread]) else f"thread {thread}, turn {turn}"
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        hammer(run, pool, WARM_UP)
+    with Crew() as crew:
+        crew.repeat(run, WARM_UP)
         torch.cuda.synchronize()
         before = used_memory()
-        faults = hammer(run, pool, RUNS)
+        faults = crew.repeat(run, RUNS)
         torch.cuda.synchronize()
         after = used_memory()
     assert not faults, (len(faults), faults[:3])

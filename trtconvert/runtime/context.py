@@ -53,7 +53,8 @@ class Context:
         DeviceArrays, ordered on the stream, and nothing waits.
 
         stream: the caller's, of torch, cupy, cuda.core or a handle; without, the context's own, which waits for what made the
-        inputs. ConvertError for a missing name, wrong dtype or shape.
+        inputs: then they are not to be written over before a result was read. ConvertError for a missing name, wrong dtype or
+        shape.
         """
         self.engine.check_names(feeds)
         self.engine.device.set_current()

@@ -23,6 +23,7 @@ _MISSING = re.compile(
 _CUT_OFF = re.compile(r"header\.size == blobSize|cursor < blobSize|empty memory buffer")
 _VERSION = re.compile(
     r"[Vv]ersion tag does not match|[Mm]agic ?[Tt]ag|expecting library version|[Ss]erialization.*version|incompatible.*version"
+    r"|same version of TensorRT"
 )
 _GPU = re.compile(r"cannot run on this GPU|incompatible device|compute capability", re.IGNORECASE)
 

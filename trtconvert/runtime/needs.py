@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from trtconvert import gpu, launch, manifest, native, surroundings
@@ -58,6 +59,10 @@ def _gpu(found: contents.Header | None, described: Manifest | None) -> Need:
     return Need(what, fits, f"{here.name}, {here.arch}", "" if fits else f"build it again with --target {here.arch}")
 
 
+def _opened(path: Path, backend: Backend) -> str:
+    return str(libraries.load(path, backend).path.resolve())
+
+
 def _native() -> Need:
     """The C++ library, which Python can do without."""
     what, path = f"library {native.NAME}, for C++ and Triton", native.place()
@@ -80,16 +85,15 @@ def _plugins(data: bytes, described: Manifest | None, plan: Path, backend: Backe
     for file in described.plugin_files:
         path = plan.parent / file
         if libraries.is_library(path) and backend is not None:
-            yield _tried(f"library {path.name}", lambda path=path: str(libraries.load(path, backend).path.resolve()))  # type: ignore[misc]
+            yield _tried(f"library {path.name}", partial(_opened, path, backend))
     others = [p for p in described.plugins if (p.name, p.version, p.namespace) not in ours]
     there = creators.registered(backend, ours=True) if others and backend is not None else []
     for use in others:
         key = use.name, use.version, use.namespace
-        made_by = next((c.library or "TensorRT" for c in there if c.key == key), "")
-        error = faults.missing_plugin(key, there, plan, use.provider)
-        what = f"plugin {Creator(*key, '', ()).title}"
-        yield (
-            Need(what, True, f"from {Path(made_by).name}")
-            if made_by
-            else Need(what, False, error.what, error.fix or "")
-        )
+        yield _tried(f"plugin {Creator(*key, '', ()).title}", partial(_made_by, key, use.provider, there, plan))
+
+
+def _made_by(key: faults.Key, provider: str, there: Sequence[Creator], plan: Path) -> str:
+    faults.check_plugins([(key, provider)], there, plan)
+    library = next(creator.library for creator in there if creator.key == key)
+    return f"from {Path(library).name or 'TensorRT'}"
