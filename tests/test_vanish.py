@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SAMPLES
+from tests.conftest import SAMPLES, Run
 from tests.native_libraries import needs_compiler, plugin_library
 from tests.test_custom_ops import node, save
 from trtconvert import BuildOptions, ConvertError, NoUsableGpuError, backend, build, engine, gpu, load_engine, manifest
@@ -188,7 +188,7 @@ def test_a_manifest_of_a_newer_format(plan: Path) -> None:
 
 
 @needs_compiler
-def test_plugins_of_libraries(tmp_path: Path) -> None:
+def test_plugins_of_libraries(tmp_path: Path, run: Run) -> None:
     """Each in a process of its own, since a registry forgets nothing: without the library, and with another of its name."""
     library = tmp_path / "libmine.so"
     library.write_bytes(plugin_library("MyGelu", "1", "acme").read_bytes())
@@ -204,7 +204,13 @@ def test_plugins_of_libraries(tmp_path: Path) -> None:
         assert (result.returncode, result.stderr) == (0, "")
         return result.stdout
 
+    def needs() -> list[str]:
+        lines = run("inspect", tmp_path / "m.plan", "--runtime").stdout.splitlines()
+        return [" ".join(line.split()) for line in lines if line.startswith(("library", "plugin"))]
+
     assert "driver" in told()
+    plugin = "plugin MyGelu version 1 in namespace acme"
+    assert needs() == [f"library libmine.so yes {library}", f"{plugin} yes from libmine.so"]
     for other, sentence in (
         (plugin_library("MyGelu", "2", "acme"), "MyGelu version 1 in namespace acme; here MyGelu has version 2"),
         (plugin_library("MyGelu", "1", "mine"), "MyGelu is registered in namespace 'mine', not in 'acme'"),
@@ -218,6 +224,9 @@ def test_plugins_of_libraries(tmp_path: Path) -> None:
         in message
     )
     assert "fix: load libmine.so first" in message
+    opened, made = needs()
+    assert opened == "library libmine.so no plugin library not found"
+    assert made.startswith(f"{plugin} no the plan needs {plugin}, and no creator of that name is registered")
 
 
 # --- TensorRT's log ------------------------------------------------------------------------------------------------

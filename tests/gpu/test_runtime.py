@@ -345,6 +345,18 @@ def test_the_callers_stream(engine: Engine) -> None:
     assert difference(got.cpu().numpy(), want) <= KERNEL_TOLERANCE["float32"]
 
 
+def test_torchs_default_stream(engine: Engine) -> None:
+    """Everything on one stream, an input written over at once too; the legacy default stream takes no CUDA graph."""
+    torch = pytest.importorskip("torch")
+    feeds, want = norm_case(11)
+    tensors = {name: torch.from_numpy(array).cuda() for name, array in feeds.items()}
+    for context in (engine.context(), engine.context(graphs=1)):
+        x = tensors["x"].clone()
+        (result,) = context.run(tensors | {"x": x}, torch.cuda.current_stream()).values()
+        x.fill_(float("nan"))
+        assert difference(torch.from_dlpack(result).cpu().numpy(), want) <= KERNEL_TOLERANCE["float32"]
+
+
 @pytest.mark.parametrize("graphs", [0, 2])
 def test_order_between_torchs_stream_and_the_engines(dynamic: Path, graphs: int) -> None:
     """Inputs that are made late, and given up at once; results that are read at once and given up: 200 times, all right."""

@@ -20,12 +20,46 @@ _WITHOUT_MANIFEST = "copy plan and manifest together again, or remove the manife
 _MISSING = re.compile(
     r"(?:Cannot find|could not find) plugin:? ([^,\s]+),? version:? ([^,\s]+),?(?: namespace:? ?([^.,\s]*))?"
 )
-_CUT_OFF = re.compile(r"header\.size == blobSize|cursor < blobSize|empty memory buffer")
-_VERSION = re.compile(
-    r"[Vv]ersion tag does not match|[Mm]agic ?[Tt]ag|expecting library version|[Ss]erialization.*version|incompatible.*version"
-    r"|same version of TensorRT"
+# TensorRT's words, and what they mean: seen with TensorRT-RTX 1.6.1 and 1.7.1, those of TensorRT 8 to 10 in public reports.
+_LOG: tuple[tuple[str, type[ConvertError], str, str], ...] = (
+    (
+        r"PluginCreator\w* not found",
+        ConvertError,
+        "the plan needs a plugin that is not registered here, and TensorRT does not name it",
+        "load it with its manifest beside it, which names the plugins, or load the library of its plugins first",
+    ),
+    (
+        r"cannot run on this GPU|incompatible device|[Cc]ompute capability",
+        NoUsableGpuError,
+        "the engine cannot run on this GPU ({gpu}): {cause}",
+        "build with --target {arch}, if {title} supports it",
+    ),
+    (
+        r"header\.size == blobSize|cursor < blobSize|empty memory buffer",
+        ConvertError,
+        "the plan is cut off or damaged: {cause}",
+        "copy the plan again",
+    ),
+    (
+        r"[Vv]ersion tag does not match|[Mm]agic ?[Tt]ag|expecting library version|[Ss]erialization.*version|"
+        r"incompatible.*version|same version of TensorRT",
+        ConvertError,
+        "the plan was built by another TensorRT; running here: {title} ({loaded})",
+        "build it again with the TensorRT that runs it, or run it where it was built",
+    ),
+    (
+        r"cudaError 35",
+        NoUsableGpuError,
+        "the NVIDIA driver is missing, or older than TensorRT's CUDA",
+        "run this on a machine with an NVIDIA GPU and a driver that is new enough",
+    ),
+    (
+        r"(?i)out of memory|OutOfMemory",
+        ConvertError,
+        "the GPU's memory does not hold the engine: {cause}",
+        "free GPU memory, or build with smaller maximum shapes",
+    ),
 )
-_GPU = re.compile(r"cannot run on this GPU|incompatible device|compute capability", re.IGNORECASE)
 
 
 # --- what bytes and manifest say, before TensorRT ------------------------------------------------------------------
@@ -195,41 +229,15 @@ def load_error(log: Log, backend: Backend, path: Path, there: Sequence[Creator] 
     if missing := _MISSING.search(text):
         name, version, namespace = missing.groups()
         return missing_plugin((name, version, namespace or ""), there, path)
-    if "IPluginCreatorInterface not found" in text or "PluginCreator not found" in text:
-        return ConvertError(
-            "the plan needs a plugin that is not registered here, and TensorRT does not name it",
-            where=str(path),
-            fix="load it with its manifest beside it, which names the plugins, or load the library of its plugins first",
-        )
-    if _GPU.search(text):
-        here = gpu.require()
-        return NoUsableGpuError(
-            f"the engine cannot run on this GPU ({here.name}, {here.arch}): {tensorrt_log.plain(log.cause())}",
-            where=str(path),
-            fix=f"build with --target {here.arch}, if {backend.title} supports it",
-        )
-    if _CUT_OFF.search(text):
-        return ConvertError(
-            f"the plan is cut off or damaged: {tensorrt_log.plain(log.cause())}",
-            where=str(path),
-            fix="copy the plan again",
-        )
-    if _VERSION.search(text):
-        loaded = ", ".join(map(str, surroundings.loaded().values())) or "library unknown"
-        return ConvertError(
-            f"the plan was built by another TensorRT; running here: {backend.title} ({loaded})",
-            where=str(path),
-            fix="build it again with the TensorRT that runs it, or run it where it was built",
-        )
-    if "cudaError 35" in text:
-        return NoUsableGpuError(
-            "the NVIDIA driver is missing, or older than TensorRT's CUDA",
-            fix="run this on a machine with an NVIDIA GPU and a driver that is new enough",
-        )
-    if re.search(r"out of memory|OutOfMemory", text, re.IGNORECASE):
-        return ConvertError(
-            f"the GPU's memory does not hold the engine: {tensorrt_log.plain(log.cause())}",
-            where=str(path),
-            fix="free GPU memory, or build with smaller maximum shapes",
-        )
-    return ConvertError(f"{backend.title} cannot load the plan: {tensorrt_log.plain(log.cause())}", where=str(path))
+    here = gpu.current()
+    words = {
+        "gpu": f"{here.name}, {here.arch}" if here is not None else "none",
+        "arch": here.arch if here is not None else "current",
+        "title": backend.title,
+        "loaded": ", ".join(map(str, surroundings.loaded().values())) or "library unknown",
+        "cause": tensorrt_log.plain(log.cause()),
+    }
+    for pattern, kind, what, fix in _LOG:
+        if re.search(pattern, text):
+            return kind(what.format(**words), where=str(path), fix=fix.format(**words))
+    return ConvertError(f"{backend.title} cannot load the plan: {words['cause']}", where=str(path))
