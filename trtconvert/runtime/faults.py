@@ -122,7 +122,7 @@ def _check_header(found: Header, size: int, described: Manifest | None, path: Pa
         )
     if described is None:
         return
-    if (described.backend, described.backend_version) != (found.backend, found.version):
+    if described.backend != found.backend or not _same(described.backend_version, found.version, 3):
         raise ConvertError(
             f"the manifest says {described.backend_title}, the plan itself says {found.title}",
             where=str(path),
@@ -146,7 +146,7 @@ def _check_formats(plan: bytes, described: Manifest | None, path: Path) -> None:
 def _check_plugins_told(plan: bytes, described: Manifest, path: Path) -> None:
     ours = {p.key for p in plugins_in(plan)}
     told = {(p.name, p.version, p.namespace) for p in described.plugins if p.kind == "IPluginV3"}
-    if ours != told:
+    if ours - told or (described.backend == "rtx" and told - ours):  # how TensorRT itself writes them was never seen
         raise ConvertError(
             f"the manifest lists the plugins {_list(told)}, the plan itself holds {_list(ours)}",
             where=str(path),
@@ -157,10 +157,8 @@ def _check_plugins_told(plan: bytes, described: Manifest, path: Path) -> None:
 def check_version(found: Header | None, described: Manifest | None, backend: Backend, path: Path) -> None:
     """ConvertError if this version of TensorRT is not the one that the plan wants."""
     wanted = found.version if found is not None else described.backend_version if described is not None else ""
-    exact = backend.is_rtx
-    parts = None if exact else 2  # of full TensorRT a patch more or less may do; it says so itself
-    same = wanted.split(".")[:parts] == backend.version.split(".")[:parts]
-    if same or (found is not None and found.version_compatible):
+    parts = 4 if backend.is_rtx else 2  # of full TensorRT a patch more or less may do; it says so itself
+    if _same(wanted, backend.version, parts) or (found is not None and found.version_compatible):
         return
     package = "tensorrt-rtx" if backend.is_rtx else "tensorrt"
     title = backend.title.split(" ")[0]
@@ -169,6 +167,10 @@ def check_version(found: Header | None, described: Manifest | None, backend: Bac
         where=str(path),
         fix=f"pip install {package}=={wanted}, or build the plan again",
     )
+
+
+def _same(version: str, other: str, parts: int) -> bool:
+    return version.split(".")[:parts] == other.split(".")[:parts]
 
 
 def check_gpu(described: Manifest | None, backend: Backend, path: Path) -> None:
