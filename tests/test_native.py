@@ -19,13 +19,13 @@ from tests.native_libraries import COMPILER, needs_compiler
 from tests.native_plans import all_cases, fields_in, plans
 from trtconvert import ConvertError, backend, check, launch, native, registration, surroundings
 from trtconvert.custom_ops import creators, elf
-from trtconvert.engine import plugins_in
 from trtconvert.kernel import Program
 from trtconvert.launch import Dim, Tensor
 from trtconvert.lower import Lowered
 from trtconvert.model import all_nodes
 from trtconvert.network import BuildOptions, Network
 from trtconvert.op import Op
+from trtconvert.runtime.contents import plugins_in
 
 pytestmark = needs_compiler
 

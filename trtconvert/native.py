@@ -33,11 +33,8 @@ def sources() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "native"
 
 
-def library() -> Path:
-    """The plugin library for the built-in ops: the one that the package carries, else one compiled into the cache.
-
-    ConvertError where there is neither library nor compiler.
-    """
+def place() -> Path:
+    """Where the library for the built-in ops lies, or will when it is first asked for: in the package, or in the cache."""
     from trtconvert.kernel import cache_dir  # setup.py has no numpy
 
     folder = sources()
@@ -47,7 +44,15 @@ def library() -> Path:
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
         key.update(file.name.encode() + file.read_bytes())
     key.update(" ".join((*FLAGS, *LINKING, *ALONE)).encode())
-    path = cache_dir() / "native" / key.hexdigest()[:16] / NAME
+    return cache_dir() / "native" / key.hexdigest()[:16] / NAME
+
+
+def library() -> Path:
+    """The plugin library for the built-in ops: the one that the package carries, else one compiled into the cache.
+
+    ConvertError where there is neither library nor compiler.
+    """
+    path = place()
     return path if path.is_file() else compile_library(path)
 
 
