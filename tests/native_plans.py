@@ -26,7 +26,8 @@ def all_cases(op: type[Op], dtype: str) -> tuple[ModelProto, Profile]:
         model = onnx.compose.add_prefix(check.node_model(op, tested, dtype), f"c{index}_")
         for value, shape in zip(model.graph.input, tested.shapes, strict=True):
             if any(dim.dim_param for dim in value.type.tensor_type.shape.dim):
-                ranges[value.name] = Range((min(1, shape[0]), *shape[1:]), shape, shape)
+                high = (max(1, shape[0]), *shape[1:])
+                ranges[value.name] = Range((min(1, shape[0]), *shape[1:]), high, high)
         for value in (*model.graph.input, *model.graph.output):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param:  # one name, one size
@@ -48,7 +49,7 @@ def plans(model: ModelProto, profile: Profile, folder: Path, target: str = "sm_8
     options = BuildOptions(targets=(target,), fuse="none")
     lowered = Maker(rtx, options, path, (target,)).lowered(model, profile)
     assert not lowered.faults
-    images = patch("trtconvert.network.images", lambda targets: targets)  # PTX takes as long to compile again
+    images = patch("trtconvert.network.images_of", lambda targets: targets)  # PTX takes as long to compile again
     with images, patch("trtconvert.adapter.fastest_first", lambda *_: [0]):
         python = Network(rtx, options, lowered, path, (target,))
         first = python.build(profile, None)

@@ -14,18 +14,24 @@ with the Python creators; the C++ creators refuse it where it is built with othe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnx import NodeProto, TensorProto, helper
 
-from trtconvert import launch
+from trtconvert import launch, shapes
 from trtconvert import model as onnx_model
+from trtconvert.backend import select
 from trtconvert.compiled import compile_op
-from trtconvert.custom_ops import formats
+from trtconvert.custom_ops import formats, libraries
 from trtconvert.custom_ops.creators import Creator
 from trtconvert.custom_ops.custom import PluginNode
+from trtconvert.diagnosis import importable
+from trtconvert.errors import ConvertError
+from trtconvert.files import check_outputs
 from trtconvert.launch import Counted, Dim, Tensor
 from trtconvert.lower import Lowered
+from trtconvert.network import BuildOptions, Maker, Network, choose_targets, images_of
 from trtconvert.op import Op
 
 if TYPE_CHECKING:
@@ -33,6 +39,30 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of trtconvert_build; raised when an older library would misread it
 LAUNCH, BUILD, IMAGES = "trtconvert_launch", "trtconvert_build", "trtconvert_images"
+
+
+def write(model: str | Path, output: str | Path, options: BuildOptions | None = None) -> list[PluginNode]:
+    """Write the model as TensorRT is given it, its plugin nodes with their kernels inside; returns these nodes.
+
+    model: a fused one, or with plugin nodes of its own. options: of these targets, plugins and backend count. ConvertError where
+    TensorRT cannot import the model, or nothing in it is a plugin of a Python op.
+    """
+    options = options or BuildOptions()
+    source, target = Path(model), Path(output)
+    backend = select(options.backend)
+    libraries.load_plugins(options.plugins, backend.name)
+    proto = onnx_model.load(source)
+    check_outputs([target], [source, *onnx_model.data_files(proto, source.parent)])
+    onnx_model.check(proto, source)
+    targets = choose_targets(options, backend)
+    lowered = Maker(backend, options, source, targets).lowered(proto, shapes.Profile({}))
+    importable.require(lowered, source, backend)
+    if not any(node.op for node in lowered.plugin_nodes):
+        raise ConvertError("no node of the model is a plugin", where=str(source), fix="fuse it first: trtconvert fuse")
+    network = Network(backend, options, lowered, source, targets)
+    carrying = carry(lowered, network.network, images_of(targets))
+    onnx_model.save(carrying.model, target, source)
+    return carrying.plugin_nodes
 
 
 def carry(lowered: Lowered, network: types.INetworkDefinition, targets: tuple[str, ...], library: str = "") -> Lowered:

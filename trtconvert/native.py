@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,39 +36,44 @@ def sources() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "native"
 
 
+def place(name: str = NAME, more: Iterable[tuple[str, str, str]] = ()) -> Path:
+    """Where the library for the built-in ops lies, or will when it is first asked for: in the package, or in the cache.
+
+    name: LOADER for that. more: ops beside the built-in ones.
+    """
+    from trtconvert.kernel import cache_dir  # setup.py has no numpy
+
+    folder, other = sources(), sorted(more)
+    if (folder / name).is_file() and not other:
+        return folder / name
+    key = hashlib.sha256(repr(other).encode())
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        key.update(file.name.encode() + file.read_bytes())
+    key.update(" ".join((*FLAGS, *LINKING, *ALONE)).encode())
+    return cache_dir() / "native" / key.hexdigest()[:16] / name
+
+
 def library(more: Iterable[tuple[str, str, str]] = ()) -> Path:
     """The plugin library for the built-in ops: the one that the package carries, else one compiled into the cache.
 
-    more: name, version and namespace of ops that it is to serve too; where some are not built-in, one for them is compiled.
+    more: name, version and namespace of ops that it is to serve; where some are not built-in, one for them too is compiled.
     ConvertError where there is neither library nor compiler.
     """
     other = sorted(set(more) - built_in())
-    return _carried(NAME, lambda path: compile_library(path, other), *other)
+    path = place(NAME, other)
+    return path if path.is_file() else compile_library(path, other)
 
 
 def loader() -> Path:
     """The library of load_beside.cpp, from where `library` is. ConvertError where there is neither library nor compiler."""
-    return _carried(LOADER, compile_loader)
+    path = place(LOADER)
+    return path if path.is_file() else compile_loader(path)
 
 
 def built_in() -> set[tuple[str, str, str]]:
     """Name, version and namespace of the ops that every library serves."""
     text = (sources() / "creators.inc").read_text(encoding="utf-8")
     return set(re.findall(r'^CREATOR\("(.*?)", "(.*?)", "(.*?)"\)', text, re.MULTILINE))
-
-
-def _carried(name: str, compiled: Callable[[Path], Path], *more: tuple[str, str, str]) -> Path:
-    from trtconvert.kernel import cache_dir  # setup.py has no numpy
-
-    folder = sources()
-    if (folder / name).is_file() and not more:
-        return folder / name
-    key = hashlib.sha256(repr(more).encode())
-    for file in sorted(path for path in folder.iterdir() if path.is_file()):
-        key.update(file.name.encode() + file.read_bytes())
-    key.update(" ".join((*FLAGS, *LINKING, *ALONE)).encode())
-    path = cache_dir() / "native" / key.hexdigest()[:16] / name
-    return path if path.is_file() else compiled(path)
 
 
 def compile_library(
@@ -90,9 +95,8 @@ def compile_library(
 
 def compile_loader(output: Path, folder: Path | None = None) -> Path:
     """Compile load_beside.cpp; the rest as for compile_library."""
-    _compile(
-        (folder or sources()) / "load_beside.cpp", output, [*FLAGS, "-fvisibility=hidden", "-Wl,--exclude-libs,ALL"]
-    )
+    hidden = ("-fvisibility=hidden", "-Wl,--exclude-libs,ALL")
+    _compile((folder or sources()) / "load_beside.cpp", output, [*FLAGS, *hidden])
     return output
 
 

@@ -175,10 +175,9 @@ def choose_targets(options: BuildOptions, backend: Backend) -> tuple[str, ...]:
     return tuple(dict.fromkeys(arches))
 
 
-def images(targets: tuple[str, ...]) -> tuple[str, ...]:
-    """What kernels are compiled to: machine code of these targets, and PTX for GPUs newer than the newest."""
-    newest = max(targets, key=gpu.arch_number)
-    return (*targets, newest.replace("sm_", "compute_"))
+def images_of(targets: tuple[str, ...]) -> tuple[str, ...]:
+    """What plugins are compiled for: the targets, and PTX of the newest."""
+    return (*targets, max(targets, key=gpu.arch_number).replace("sm_", "compute_"))
 
 
 class Network:
@@ -203,7 +202,7 @@ class Network:
             raise ConvertError(f"{backend.title} does not start: {self.log.cause()}")
         self.network: types.INetworkDefinition = self.builder.create_network(backend.network_flags())
         self.parser: types.OnnxParser = importable.make_parser(backend, self.network, self.logger, lowered.plugin_nodes)
-        with adapter.building(images(targets)):
+        with adapter.building(images_of(targets)):
             parsed = self.parser.parse(onnx_model.serialize(self.model), str(source.resolve()))
             adapter.raise_failure()
         if not parsed:
@@ -238,7 +237,7 @@ class Network:
         optimization_profile.add(self.builder, config, self.backend, self.log, profile, self.inputs, shape_tensors)
         if progress is not None:
             config.progress_monitor = self.monitor = monitor(self.backend, progress)
-        with adapter.building(images(self.targets)):
+        with adapter.building(images_of(self.targets)):
             plan = self.builder.build_serialized_network(self.network, config)
             adapter.raise_failure()
             if plan is None:

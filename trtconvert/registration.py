@@ -44,17 +44,23 @@ def ensure_creator(backend: Backend, name: str, version: str, namespace: str, op
             if op is None:
                 return
             use_python(backend)
-        made = _made.setdefault(backend.name, {})
-        if key not in made:
-            creator = adapter.creator(backend, *key)
-            if not backend.trt.get_plugin_registry().register_creator(creator, namespace):
-                raise ConvertError(
-                    f"another plugin library has registered {name}, version {version}, namespace {namespace!r}",
-                    fix="do not load that library together with this op, or give the op another version",
-                )
-            made[key] = creator
+        creator = _python(backend, key)
         if op is not None:
-            made[key].serve(op)
+            creator.serve(op)
+
+
+def _python(backend: Backend, key: Key) -> Any:
+    """The Python creator of that name, registered."""
+    made = _made.setdefault(backend.name, {})
+    if key not in made:
+        creator = adapter.creator(backend, *key)
+        if not backend.trt.get_plugin_registry().register_creator(creator, key[2]):
+            raise ConvertError(
+                f"another plugin library has registered {key[0]}, version {key[1]}, namespace {key[2]!r}",
+                fix="do not load that library together with this op, or give the op another version",
+            )
+        made[key] = creator
+    return made[key]
 
 
 def _native(backend: Backend) -> frozenset[Key]:
@@ -96,11 +102,13 @@ def use_native(backend: Backend) -> None:
 
 
 def use_python(backend: Backend) -> None:
-    """Let the Python creators serve again."""
+    """Let the Python creators serve again, for all that the library has served: engines in use may want further contexts."""
     with _lock:
         library = _libraries.pop(backend.name, None)
         if library is not None:
             backend.trt.get_plugin_registry().deregister_library(library.handle)
+            for key in sorted(library.keys):
+                _python(backend, key)
 
 
 def _keys(plugins: Any) -> set[Key]:

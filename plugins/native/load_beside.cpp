@@ -4,7 +4,7 @@
 // src/tensorrt.cc, 2026), so a library that exports getCreators, which IPluginRegistry::loadLibrary would call, stays unknown
 // there. This one calls loadLibrary for every .so in its own folder. TensorRT refuses a library whole if it has one of its plugins
 // already, as when two models bring a library each; what is new in it is then registered alone.
-#include "plugin_abi.h"
+#include "registry_abi.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -19,6 +19,7 @@
 
 namespace {
 
+using trtconvert_abi::Registry;
 using Creator = trtconvert_abi::IPluginCreatorInterface;
 using GetCreators = Creator* const* (*)(int32_t& count);
 
@@ -33,27 +34,6 @@ int find_tensorrt(dl_phdr_info* info, size_t, void* found) {
     if (!is_tensorrt(base_name(info->dlpi_name))) return 0;
     *static_cast<std::string*>(found) = info->dlpi_name;
     return 1;
-}
-
-// IPluginRegistry, of which two functions are called. slot: the place of loadLibrary among its virtual functions, in the order
-// of declaration in NvInferRuntimeCommon.h, the destructor counting for two; registerCreator is the second behind it.
-struct Registry {
-    void* object;
-    int slot;
-
-    bool load_library(std::string const& path) const {
-        return reinterpret_cast<void* (*)(void*, char const*)>(function(slot))(object, path.c_str()) != nullptr;
-    }
-    bool register_creator(Creator& creator, char const* space) const {
-        return reinterpret_cast<bool (*)(void*, Creator&, char const*)>(function(slot + 2))(object, creator, space);
-    }
-    void* function(int place) const { return (*static_cast<void***>(object))[place]; }
-};
-
-// TensorRT 10.0 to 10.16, 11.0 and 11.1, by their headers; TensorRT-RTX 1.7 (10701) is as 11.
-int slot_of_load_library(std::string const& library, int32_t version) {
-    if (library.rfind("libtensorrt_rtx", 0) == 0) return version / 10000 == 1 ? 6 : -1;
-    return version / 10000 == 10 ? 10 : version / 10000 == 11 ? 6 : -1;
 }
 
 std::vector<std::string> libraries_beside(std::string const& self) {
@@ -92,7 +72,7 @@ void load(std::string const& path, Registry const& registry) {
     if (opened == nullptr) return say(path, dlerror());
     auto const get_creators = reinterpret_cast<GetCreators>(dlsym(opened, "getCreators"));
     if (get_creators == nullptr) return say(path, "opened");
-    if (registry.load_library(path)) return say(path, "plugins registered");
+    if (registry.load_library(path.c_str())) return say(path, "plugins registered");
     say(path, std::to_string(register_new(get_creators, registry)) + " plugins registered, TensorRT has the others already");
 }
 
@@ -105,9 +85,10 @@ __attribute__((constructor)) void load_beside() {
     void* const library = dlopen(tensorrt.c_str(), RTLD_LAZY | RTLD_NOLOAD);
     auto const version = reinterpret_cast<int32_t (*)()>(library ? dlsym(library, "getInferLibVersion") : nullptr);
     auto const registry = reinterpret_cast<void* (*)()>(library ? dlsym(library, "getPluginRegistry") : nullptr);
-    int const slot = version && registry ? slot_of_load_library(base_name(tensorrt), version()) : -1;
-    if (slot < 0) return say(tensorrt, "a TensorRT that this library does not know, nothing registered");
-    for (std::string const& path : libraries_beside(self.dli_fname)) load(path, {registry(), slot});
+    bool const rtx = base_name(tensorrt).rfind("libtensorrt_rtx", 0) == 0;
+    int const place = version && registry ? trtconvert_abi::place_of_load_library(rtx, version()) : -1;
+    if (place < 0) return say(tensorrt, "a TensorRT that this library does not know, nothing registered");
+    for (std::string const& path : libraries_beside(self.dli_fname)) load(path, {registry(), place});
 }
 
 }  // namespace

@@ -22,8 +22,13 @@ using namespace trtconvert_abi;
 struct Logger {  // as TensorRT 10 has it, its function comes first; so with its finder
     virtual void log(int32_t, char const* text) { std::printf("log %s\n", text); }
 };
-struct Finder {
-    virtual void* find() { return &logger; }
+namespace nvinfer1 {
+struct ILoggerFinder {
+    virtual void* findLogger() = 0;
+};
+}  // namespace nvinfer1
+struct Finder : nvinfer1::ILoggerFinder {
+    void* findLogger() override { return &logger; }
     Logger logger;
 };
 

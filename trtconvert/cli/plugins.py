@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """List the ops, or check one from pattern to kernel.
+    """List the ops, check one from pattern to kernel, or make plugins for programs without Python.
 
     \b
     trtconvert plugins list
     trtconvert plugins check LayerNormGelu
     trtconvert plugins check my_op.py
+    trtconvert plugins lib
     """
 
 
@@ -139,3 +140,27 @@ def build_native_(files: tuple[Path, ...], output: Path | None, tensorrt_include
         return
     more = [(op.name, op.version, op.namespace) for file in files for op in registry.load_file(file)]
     click.echo(native.compile_library(output or Path(native.NAME), more, tensorrt_include))
+
+
+@command.command("carry")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The ONNX file to write.")
+@click.option(
+    "--target", default="", metavar="SM", help="sm_86,sm_89 or all or current. Default: the GPU here, else all."
+)
+@click.option("--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op.")
+@click.option("--backend", type=click.Choice(["auto", "rtx", "tensorrt"]), default="auto", show_default=True)
+def carry_(model: Path, output: Path, target: str, plugins: tuple[Path, ...], backend: str) -> None:
+    """Write a fused model with its kernels inside, so that trtexec builds it with the C++ library and without Python.
+
+    \b
+    trtconvert fuse model.onnx -o fused.onnx
+    trtconvert plugins carry fused.onnx -o carried.onnx --target sm_89
+    trtexec --onnx=carried.onnx --dynamicPlugins=$(trtconvert plugins lib) --saveEngine=engine.plan
+    """
+    from trtconvert import carried  # --help must not load it
+    from trtconvert.network import BuildOptions
+
+    wanted = tuple(part.strip() for part in target.split(",") if part.strip())
+    nodes = carried.write(model, output, BuildOptions(targets=wanted, plugins=plugins, backend=backend))
+    click.echo(f"{output}: {len(nodes)} plugin nodes with their kernels")

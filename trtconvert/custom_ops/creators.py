@@ -69,13 +69,13 @@ def initialize(backend: Backend) -> Any:
     return log  # which TensorRT goes on using
 
 
-def registered(backend: Backend) -> list[Creator]:
-    """The creators of all interfaces in TensorRT's registry, without those that `registration` put there for Python ops."""
+def registered(backend: Backend, ours: bool = False) -> list[Creator]:
+    """The creators of all interfaces in TensorRT's registry; those that `registration` put there only if `ours`."""
     initialize(backend)
     found = backend.trt.get_plugin_registry()
     listed = getattr(found, "all_creators_recursive", None) or found.all_creators
     creators = [_described(backend, creator) for creator in listed if not creator.name.startswith(_INTERNAL)]
-    return [c for c in creators if not registration.made(backend, c.name, c.version, c.namespace)]
+    return [c for c in creators if ours or not registration.made(backend, c.name, c.version, c.namespace)]
 
 
 def _described(backend: Backend, creator: Any) -> Creator:

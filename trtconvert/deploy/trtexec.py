@@ -20,7 +20,7 @@ from trtconvert.deploy.triton_config import shape_tensor_names
 from trtconvert.errors import ConvertError
 from trtconvert.files import check_outputs, write_files
 from trtconvert.manifest import Manifest
-from trtconvert.network import Network, images
+from trtconvert.network import Network, images_of
 from trtconvert.remake import remake
 
 # Of the plan's build options, those that trtexec has too.
@@ -75,7 +75,7 @@ def write_model(plan: str | Path, onnx: str | Path) -> None:
     maker = again.maker
     check_outputs([output], [maker.source, path])
     network = Network(maker.backend, maker.options, again.lowered(), maker.source, maker.targets)
-    carrying = carry(network.lowered, network.network, images(maker.targets))
+    carrying = carry(network.lowered, network.network, images_of(maker.targets))
     write_files(onnx_model.files(carrying.model, output, maker.source))
 
 
