@@ -21,6 +21,20 @@ struct Logger : trtconvert_abi::IVersionedInterface {
     }
 };
 
+// Tells whether it was called by whom it was given to.
+struct Recorder : trtconvert_abi::IVersionedInterface {
+    bool counted = false;
+    trtconvert_abi::InterfaceInfo getInterfaceInfo() const noexcept override { return {"IErrorRecorder", 1, 0}; }
+    virtual int32_t getNbErrors() const noexcept { return 0; }
+    virtual int32_t getErrorCode(int32_t) const noexcept { return 0; }
+    virtual char const* getErrorDesc(int32_t) const noexcept { return ""; }
+    virtual bool hasOverflowed() const noexcept { return false; }
+    virtual void clear() noexcept {}
+    virtual bool reportError(int32_t, char const*) noexcept { return false; }
+    virtual int32_t incRefCount() noexcept { return counted = true; }
+    virtual int32_t decRefCount() noexcept { return 0; }
+};
+
 void need(bool good, char const* what) {
     if (!good) std::fprintf(stderr, "failed: %s\n", what), std::exit(1);
 }
@@ -73,14 +87,17 @@ int main(int argc, char** argv) {
     int const version = symbol<int (*)()>(tensorrt, "getInferLibVersion")();
     void* const runtime = symbol<void* (*)(void*, int)>(tensorrt, "createInferRuntime_INTERNAL")(&logger, version);
     need(runtime != nullptr, "createInferRuntime");
-    // TensorRT 11 and RTX have one function less than 10 before getLogger, and before all that is called of a context.
-    int const more = at<void*>(inside(runtime), 10) == &logger ? 0 : 1;
     std::string const plan = contents(argv[3]);
     void* const engine = at<void*>(inside(runtime), 3, static_cast<void const*>(plan.data()), plan.size());
     need(engine != nullptr, "deserializeCudaEngine");
     void* const execution = at<void*>(inside(engine), 5, 0);
     need(execution != nullptr, "createExecutionContext");
     void* const run = inside(execution);
+    // TensorRT 10 has one function more than 11 before setErrorRecorder, and before all that is called below.
+    static Recorder recorder;
+    at<void*>(run, 13, static_cast<void*>(&recorder));
+    int const more = recorder.counted ? 0 : 1;
+    if (recorder.counted) at<void*>(run, 13, static_cast<void*>(nullptr));
 
     struct Output {
         std::string file;

@@ -59,7 +59,7 @@ int cuModuleGetFunction(void** function, void* module, char const* name) {
     size_t const length = std::strlen(name);
     for (char const* line = static_cast<char const*>(module); *line != '\0'; line += std::strcspn(line, "\n"), line += *line != '\0') {
         if (std::strncmp(line, name, length) != 0 || line[length] != ' ') continue;
-        *function = new Function{name, std::atoi(line + length)};
+        *function = new Function{strdup(name), std::atoi(line + length)};
         return 0;
     }
     return 500;  // not found
