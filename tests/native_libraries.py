@@ -29,7 +29,9 @@ def plugin_library(
 ) -> Path:
     """A library with that plugin: fields as name, type, length; accepts: the type of input 1, accepts_first: of input 0; how:
     STATIC, OLD, PLAIN_OLD or EMPTY, see tests/native/plugin.cpp."""
-    declared = ",".join(f'{{"{field}",nullptr,{FIELD_TYPES[kind]},{length}}}' for field, kind, length in fields)
+    declared = ",".join(
+        f'{{"{field}",nullptr,trt::PluginFieldType{{{FIELD_TYPES[kind]}}},{length}}}' for field, kind, length in fields
+    )
     flags = [f'-DNAME="{name}"', f'-DVERSION="{version}"', f'-DSPACE="{namespace}"', f"-DFIELDS={declared}"]
     taken = {"ACCEPTS": accepts, "ACCEPTS0": accepts_first}
     flags += [f"-D{macro}={DTYPES[dtype]}" for macro, dtype in taken.items() if dtype]

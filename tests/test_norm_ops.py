@@ -136,8 +136,16 @@ def test_references_by_hand() -> None:
 
 
 def test_shared_memory_is_what_the_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little needs no asking; more is asked for, and cut to what a block can have less what the kernel declares."""
-    asked = []
+    """Little needs no asking; more is asked for, and cut to what a block can have less what the kernel declares; what was given
+    stays, since another launch of the kernel needs it."""
+    asked: list[tuple[Any, ...]] = []
+    values = {"static": 128, "dynamic": 49152}
+
+    def give(attribute: str, value: int, *of: int) -> tuple[int]:
+        asked.append((attribute, value, *of))
+        values[attribute] = value
+        return (0,)
+
     driver = SimpleNamespace(
         CUkernel=int,
         CUfunction_attribute=SimpleNamespace(
@@ -146,12 +154,13 @@ def test_shared_memory_is_what_the_gpu_has(monkeypatch: pytest.MonkeyPatch) -> N
         CUdevice_attribute=SimpleNamespace(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN="most"),
         cuCtxGetDevice=lambda: (0, 0),
         cuDeviceGetAttribute=lambda attribute, device: (0, 101376),
-        cuKernelGetAttribute=lambda attribute, kernel, device: (0, 128),
-        cuKernelSetAttribute=lambda *arguments: asked.append(arguments) or (0,),
+        cuKernelGetAttribute=lambda attribute, kernel, device: (0, values[attribute]),
+        cuKernelSetAttribute=give,
     )
     monkeypatch.setattr(gpu, "_driver", lambda: driver)
     assert gpu.allow_shared(7, 16384) == 16384
     assert asked == []
     assert gpu.allow_shared(7, 65536) == 65536
     assert gpu.allow_shared(7, 229376) == 101376 - 128
+    assert gpu.allow_shared(7, 65536) == 65536
     assert asked == [("dynamic", 65536, 7, 0), ("dynamic", 101248, 7, 0)]

@@ -131,7 +131,11 @@ def test_doctor(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["build", "fuse", "verify", "bench", "inspect", "doctor", "plugins", "plugins list", "plugins check"]
+    "command",
+    [
+        *("build", "fuse", "verify", "bench", "inspect", "doctor", "plugins"),
+        *(f"plugins {command}" for command in ("list", "check", "lib", "build-native", "carry")),
+    ],
 )
 def test_help_shows_an_example(command: str, run: Run) -> None:
     shown = run(*command.split(), "--help").stdout

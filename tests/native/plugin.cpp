@@ -20,84 +20,91 @@
 #define FIELDS
 #endif
 
+namespace trt = trtconvert_abi;
+
 namespace {
 
 bool const loud = std::getenv("LOUD") != nullptr;
 
-struct Same : trt::Plugin, trt::Core, trt::Build, trt::Runtime {
-    trt::Fields none{0, nullptr};
-    trt::Capability* capability(int32_t which) noexcept override {
-        if (which == 1) return static_cast<trt::Build*>(this);
-        if (which == 2) return static_cast<trt::Runtime*>(this);
-        return static_cast<trt::Core*>(this);
+struct Same : trt::IPluginV3, trt::IPluginV3OneCore, trt::IPluginV3OneBuild, trt::IPluginV3OneRuntime {
+    trt::PluginFieldCollection none{0, nullptr};
+    trt::IPluginCapability* getCapabilityInterface(trt::PluginCapabilityType which) noexcept override {
+        if (which == trt::PluginCapabilityType::kBUILD) return static_cast<trt::IPluginV3OneBuild*>(this);
+        if (which == trt::PluginCapabilityType::kRUNTIME) return static_cast<trt::IPluginV3OneRuntime*>(this);
+        return static_cast<trt::IPluginV3OneCore*>(this);
     }
-    trt::Plugin* clone() noexcept override { return new Same(*this); }
-    char const* name() const noexcept override { return NAME; }
-    char const* version() const noexcept override { return VERSION; }
-    char const* space() const noexcept override { return SPACE; }
-    int32_t configure(trt::Range const*, int32_t, trt::Range const*, int32_t) noexcept override { return 0; }
-    int32_t types(int32_t* out, int32_t, int32_t const* in, int32_t ins) const noexcept override {
-        if (loud) std::fprintf(stderr, "inputs %d first type %d\n", ins, in[0]);
+    trt::IPluginV3* clone() noexcept override { return new Same(*this); }
+    char const* getPluginName() const noexcept override { return NAME; }
+    char const* getPluginVersion() const noexcept override { return VERSION; }
+    char const* getPluginNamespace() const noexcept override { return SPACE; }
+    int32_t configurePlugin(
+        trt::DynamicPluginTensorDesc const*, int32_t, trt::DynamicPluginTensorDesc const*, int32_t) noexcept override { return 0; }
+    int32_t getOutputDataTypes(
+        trt::DataType* out, int32_t, trt::DataType const* in, int32_t ins) const noexcept override {
+        if (loud) std::fprintf(stderr, "inputs %d first type %d\n", ins, static_cast<int>(in[0]));
         out[0] = in[0];
         return 0;
     }
-    int32_t shapes(
-        trt::Symbols const* in, int32_t, trt::Symbols const*, int32_t given, trt::Symbols* out, int32_t,
-        void*) noexcept override {
+    int32_t getOutputShapes(
+        trt::DimsExprs const* in, int32_t, trt::DimsExprs const*, int32_t given, trt::DimsExprs* out, int32_t,
+        trt::IExprBuilder&) noexcept override {
         if (loud) std::fprintf(stderr, "shape inputs %d\n", given);
         out[0] = in[0];
         return 0;
     }
-    bool supports(int32_t position, trt::Range const* tensors, int32_t ins, int32_t) noexcept override {
-        trt::Tensor const& tensor = tensors[position].tensor;
+    bool supportsFormatCombination(
+        int32_t position, trt::DynamicPluginTensorDesc const* tensors, int32_t ins, int32_t) noexcept override {
+        trt::PluginTensorDesc const& tensor = tensors[position].desc;
 #ifdef ACCEPTS0
-        if (position == 0 && tensor.type != ACCEPTS0) return false;
+        if (position == 0 && static_cast<int>(tensor.type) != ACCEPTS0) return false;
 #endif
 #ifdef ACCEPTS
-        if (position == 1 && position < ins && tensor.type != ACCEPTS) return false;
+        if (position == 1 && position < ins && static_cast<int>(tensor.type) != ACCEPTS) return false;
 #endif
-        return tensor.format == 0;
+        return tensor.format == trt::TensorFormat::kLINEAR;
     }
-    int32_t outputs() const noexcept override { return 1; }
-    int32_t shape_change(trt::Tensor const*, int32_t, trt::Tensor const*, int32_t) noexcept override { return 0; }
+    int32_t getNbOutputs() const noexcept override { return 1; }
+    int32_t onShapeChange(
+        trt::PluginTensorDesc const*, int32_t, trt::PluginTensorDesc const*, int32_t) noexcept override { return 0; }
     int32_t enqueue(
-        trt::Tensor const*, trt::Tensor const*, void const* const*, void* const*, void*, void*) noexcept override {
+        trt::PluginTensorDesc const*, trt::PluginTensorDesc const*, void const* const*, void* const*, void*,
+        CUstream_st*) noexcept override {
         return 0;
     }
-    trt::Plugin* attach(void*) noexcept override { return new Same(*this); }
-    trt::Fields const* serialize() noexcept override { return &none; }
+    trt::IPluginV3* attachToContext(trt::IPluginResourceContext*) noexcept override { return new Same(*this); }
+    trt::PluginFieldCollection const* getFieldsToSerialize() noexcept override { return &none; }
 };
 
 #ifdef OLD
-struct Maker : trt::OldCreator {
-    void* create(char const*, trt::Fields const*) noexcept override { return nullptr; }
-    void* read(char const*, void const*, size_t) noexcept override { return nullptr; }
-    void set_space(char const*) noexcept override {}
+struct Maker : trt::IPluginCreator {
+    void* createPlugin(char const*, trt::PluginFieldCollection const*) noexcept override { return nullptr; }
+    void* deserializePlugin(char const*, void const*, size_t) noexcept override { return nullptr; }
+    void setPluginNamespace(char const*) noexcept override {}
 #else
-struct Maker : trt::Creator {
-    trt::Plugin* create(char const*, trt::Fields const* given, int32_t) noexcept override {
-        for (int32_t i = 0; loud && i < given->count; ++i) {
-            trt::Field const& f = given->first[i];
-            std::fprintf(stderr, "field %s type %d length %d", f.name, f.type, f.length);
+struct Maker : trt::IPluginCreatorV3One {
+    trt::IPluginV3* createPlugin(char const*, trt::PluginFieldCollection const* given, trt::TensorRTPhase) noexcept override {
+        for (int32_t i = 0; loud && i < given->nbFields; ++i) {
+            trt::PluginField const& f = given->fields[i];
+            std::fprintf(stderr, "field %s type %d length %d", f.name, static_cast<int>(f.type), f.length);
             if (f.data == nullptr) std::fputs(" no data", stderr);
-            else if (f.type == trt::F_FLOAT32) std::fprintf(stderr, " first %g", *static_cast<float const*>(f.data));
-            else if (f.type == trt::F_INT32) std::fprintf(stderr, " first %d", *static_cast<int32_t const*>(f.data));
-            else if (f.type == trt::F_CHAR) std::fprintf(stderr, " text %.*s", f.length, static_cast<char const*>(f.data));
+            else if (f.type == trt::PluginFieldType::kFLOAT32) std::fprintf(stderr, " first %g", *static_cast<float const*>(f.data));
+            else if (f.type == trt::PluginFieldType::kINT32) std::fprintf(stderr, " first %d", *static_cast<int32_t const*>(f.data));
+            else if (f.type == trt::PluginFieldType::kCHAR) std::fprintf(stderr, " text %.*s", f.length, static_cast<char const*>(f.data));
             std::fputc('\n', stderr);
         }
         return new Same;
     }
 #endif
-    trt::Field const declared[20]{FIELDS};
-    trt::Fields list{0, declared};
-    trt::Fields const* fields() noexcept override {
-        list.count = 0;
-        while (declared[list.count].name != nullptr) ++list.count;
+    trt::PluginField const declared[20]{FIELDS};
+    trt::PluginFieldCollection list{0, declared};
+    trt::PluginFieldCollection const* getFieldNames() noexcept override {
+        list.nbFields = 0;
+        while (declared[list.nbFields].name != nullptr) ++list.nbFields;
         return &list;
     }
-    char const* name() const noexcept override { return NAME; }
-    char const* version() const noexcept override { return VERSION; }
-    char const* space() const noexcept override { return SPACE; }
+    char const* getPluginName() const noexcept override { return NAME; }
+    char const* getPluginVersion() const noexcept override { return VERSION; }
+    char const* getPluginNamespace() const noexcept override { return SPACE; }
 };
 
 [[maybe_unused]] Maker maker;
@@ -105,8 +112,8 @@ struct Maker : trt::Creator {
 }  // namespace
 
 #if defined(STATIC)
-extern "C" trt::Registry* getPluginRegistry();
-static bool const added = getPluginRegistry()->add(maker, SPACE);
+extern "C" trt::IPluginRegistry* getPluginRegistry();
+static bool const added = getPluginRegistry()->registerCreator(maker, SPACE);
 #elif defined(PLAIN_OLD)
 extern "C" void* getPluginCreators(int32_t& count) {
     count = 0;
@@ -114,12 +121,12 @@ extern "C" void* getPluginCreators(int32_t& count) {
 }
 #else
 extern "C" void setLoggerFinder(void*) {}
-extern "C" trt::CreatorBase* const* getCreators(int32_t& count) {
+extern "C" trt::IPluginCreatorInterface* const* getCreators(int32_t& count) {
 #ifdef EMPTY
     count = 0;
     return nullptr;
 #else
-    static trt::CreatorBase* const all[]{&maker};
+    static trt::IPluginCreatorInterface* const all[]{&maker};
     count = 1;
     return all;
 #endif

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """List the ops, or check one from pattern to kernel.
+    """List the ops, check one from pattern to kernel, or make plugins for programs without Python.
 
     \b
     trtconvert plugins list
     trtconvert plugins check LayerNormGelu
     trtconvert plugins check my_op.py
+    trtconvert plugins lib
     """
 
 
@@ -102,3 +103,64 @@ def check_(op: str, as_json: bool) -> None:
         sys.exit(1)
     if any(result.verdict == "not run" for result in results):
         sys.exit(3)
+
+
+@command.command("lib")
+def lib_() -> None:
+    """Path of the C++ library with the plugins of all built-in ops, for programs without Python.
+
+    \b
+    trtconvert plugins lib
+    trtexec --loadEngine=engine.plan --dynamicPlugins=$(trtconvert plugins lib)
+    """
+    from trtconvert.native import library  # --help must not load it
+
+    click.echo(library())
+
+
+@command.command("build-native")
+@click.option("--op", "files", multiple=True, type=click.Path(path_type=Path), help="A file with further ops.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it.")
+@click.option(
+    "--tensorrt-include", type=click.Path(path_type=Path), help="Folder of TensorRT's headers, to compile against."
+)
+def build_native_(files: tuple[Path, ...], output: Path | None, tensorrt_include: Path | None) -> None:
+    """Compile the C++ plugin library: the built-in ops, and those of the files. Needs g++ only.
+
+    \b
+    trtconvert plugins build-native -o libtrtconvert_plugins.so
+    trtconvert plugins build-native --op my_op.py -o libmy_plugins.so
+    """
+    from trtconvert import native, registry  # --help must not load it
+
+    if tensorrt_include is not None:
+        show.note(f"layout    as in the headers of {native.compare_layout(tensorrt_include)}")
+    if output is None and not files and tensorrt_include is None:
+        click.echo(native.library())
+        return
+    more = [(op.name, op.version, op.namespace) for file in files for op in registry.load_file(file)]
+    click.echo(native.compile_library(output or Path(native.NAME), more, tensorrt_include))
+
+
+@command.command("carry")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The ONNX file to write.")
+@click.option(
+    "--target", default="", metavar="SM", help="sm_86,sm_89 or all or current. Default: the GPU here, else all."
+)
+@click.option("--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file with an Op.")
+@click.option("--backend", type=click.Choice(["auto", "rtx", "tensorrt"]), default="auto", show_default=True)
+def carry_(model: Path, output: Path, target: str, plugins: tuple[Path, ...], backend: str) -> None:
+    """Write a fused model with its kernels inside, so that trtexec builds it with the C++ library and without Python.
+
+    \b
+    trtconvert fuse model.onnx -o fused.onnx
+    trtconvert plugins carry fused.onnx -o carried.onnx --target sm_89
+    trtexec --onnx=carried.onnx --dynamicPlugins=$(trtconvert plugins lib) --saveEngine=engine.plan
+    """
+    from trtconvert import carried  # --help must not load it
+    from trtconvert.network import BuildOptions
+
+    wanted = tuple(part.strip() for part in target.split(",") if part.strip())
+    nodes = carried.write(model, output, BuildOptions(targets=wanted, plugins=plugins, backend=backend))
+    click.echo(f"{output}: {len(nodes)} plugin nodes with their kernels")
