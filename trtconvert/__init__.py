@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from trtconvert.accuracy.results import OutputResult, VerifyResult
     from trtconvert.bench import BenchResult, bench
     from trtconvert.build import BuildResult, build
+    from trtconvert.cache import CachedBuild, cached_build, load_or_build
     from trtconvert.engine import Engine, load_engine
     from trtconvert.fuse import FuseResult, NearMiss, fuse
     from trtconvert.manifest import Manifest
     from trtconvert.matching.rewrite import Fusion
-    from trtconvert.network import BuildOptions
     from trtconvert.op import Op, case
+    from trtconvert.options import BuildOptions
     from trtconvert.refit import RefitResult, refit
     from trtconvert.registry import register
     from trtconvert.verify import verify
@@ -35,9 +36,12 @@ __version__ = "0.1.0"
 _HOME = {
     "BenchResult": "bench",
     "bench": "bench",
-    "BuildOptions": "network",
+    "BuildOptions": "options",
     "BuildResult": "build",
     "build": "build",
+    "CachedBuild": "cache",
+    "cached_build": "cache",
+    "load_or_build": "cache",
     "Engine": "engine",
     "load_engine": "engine",
     "FuseResult": "fuse",
@@ -59,6 +63,7 @@ __all__ = [
     "BenchResult",
     "BuildOptions",
     "BuildResult",
+    "CachedBuild",
     "ConvertError",
     "Engine",
     "FuseResult",
@@ -72,9 +77,11 @@ __all__ = [
     "VerifyResult",
     "bench",
     "build",
+    "cached_build",
     "case",
     "fuse",
     "load_engine",
+    "load_or_build",
     "refit",
     "register",
     "verify",

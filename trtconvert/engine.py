@@ -56,7 +56,11 @@ def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
     NoUsableGpuError where no GPU can run it.
     """
     path = Path(plan)
-    data, described = manifest.read_plan(path)
+    return load(path, *manifest.read_plan(path), backend)
+
+
+def load(path: Path, data: bytes, described: Manifest | None, backend: str = "auto") -> Engine:
+    """`load_engine` of a plan that has been read and checked; the manifest's paths are relative to path's folder."""
     gpu.require()
     chosen = select(described.backend if described and backend == "auto" else backend)
     if described and chosen.is_rtx and described.backend_version != chosen.version:

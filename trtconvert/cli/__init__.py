@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": "Time an engine with plugins against TensorRT's own layers.",
     "inspect": "Describe a model or a plan.",
     "plugins": "List the ops, or check one from pattern to kernel.",
+    "cache": "List the engines that --cache keeps, or clear them.",
     "doctor": "Say what this machine can build and run, and what is missing.",
 }
 

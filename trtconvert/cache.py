@@ -1,0 +1,237 @@
+"""Builds that are kept: the same model with the same options is built once on a machine, whoever asks and wherever it lies."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from trtconvert import manifest
+from trtconvert import model as onnx_model
+from trtconvert.caching import key as keys
+from trtconvert.caching import locks, store
+from trtconvert.caching.store import PLAN, DamagedError, Entry
+from trtconvert.errors import ConvertError
+from trtconvert.files import check_outputs, write_files
+from trtconvert.manifest import Manifest, Precision
+from trtconvert.options import BuildOptions
+
+if TYPE_CHECKING:
+    from trtconvert.engine import Engine
+    from trtconvert.monitor import Progress
+
+LIMIT = 20 << 30
+"""Bytes that the entries may take together, where nothing else is said."""
+WAITING = "waiting for another process that builds this engine"
+_MANIFEST, _CONVERTED = f"{PLAN}.json", f"{PLAN}.onnx"
+Files = Mapping[Path, "bytes | Iterable[bytes]"]
+
+
+@dataclass(frozen=True)
+class CachedBuild:
+    """A plan, built now or before.
+
+    made: when the cache's entry was made, UTC, ISO 8601; "" for a plan that was built now. key: the entry's, "" where the cache
+    could not be used. notices: what the build told, and what is to be told of the cache. seconds: that this call took.
+    """
+
+    plan: Path
+    manifest: Manifest
+    key: str
+    made: str = ""
+    notices: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def hit(self) -> bool:
+        """Whether it came out of the cache."""
+        return bool(self.made)
+
+
+def cached_build(
+    model: str | Path,
+    output: str | Path | None = None,
+    options: BuildOptions | None = None,
+    progress: Progress | None = None,
+    limit: int = LIMIT,
+) -> CachedBuild:
+    """`build`, unless a build of the same contents was kept: then its plan, with a manifest for this model and this place.
+
+    limit: bytes that the cache may take; what was not used for longest goes. A cache that cannot be used is no error: the
+    engine is built, and a notice says why it was not kept. Raises ConvertError as `build` does.
+    """
+    started, options, source = time.monotonic(), options or BuildOptions(), Path(model)
+    plan = Path(output) if output is not None else source.with_suffix(".plan")
+    ask = _Request(source, plan, options, progress, limit)
+    try:
+        found = ask.answer()
+    except locks.Unusable as error:
+        found = ask.build(f"built without the cache: {error}")
+    return replace(found, seconds=time.monotonic() - started)
+
+
+def load_or_build(
+    model: str | Path,
+    output: str | Path | None = None,
+    options: BuildOptions | None = None,
+    progress: Progress | None = None,
+    limit: int = LIMIT,
+) -> Engine:
+    """The engine of a model, ready to run: from the cache, or built and kept there.
+
+    output: where the plan is to lie too; nothing is written beside the model without it. Raises ConvertError as `build` and
+    `load_engine` do, NoUsableGpuError before anything is built where no GPU can run it.
+    """
+    from trtconvert import gpu  # loads the driver
+    from trtconvert.engine import load_engine
+
+    gpu.require()
+    with tempfile.TemporaryDirectory(prefix="trtconvert-") as folder:
+        plan = Path(output) if output is not None else Path(folder) / PLAN
+        return load_engine(cached_build(model, plan, options, progress, limit).plan)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One call of `cached_build`."""
+
+    source: Path
+    plan: Path
+    options: BuildOptions
+    progress: Progress | None
+    limit: int
+
+    def answer(self) -> CachedBuild:
+        """From the cache, or built under the key's lock and put there. Unusable, before anything was built."""
+        key = self._key()
+        lock = store.lock(key.digest)
+        with locks.shared(lock, self._waiting):
+            if found := self._found(key):
+                return found
+        with locks.exclusive(lock, self._waiting):
+            damaged = store.find(key.digest) is not None
+            if found := self._found(key):
+                return found
+            made = self.build("the cache's entry was damaged, it is made again" if damaged else "")
+            kept = self._keep(key, made)
+            return replace(made, key=key.digest, notices=[*made.notices, *kept])
+
+    def build(self, notice: str) -> CachedBuild:
+        """Built now."""
+        from trtconvert.build import build  # TensorRT and all that a build needs
+
+        made = build(self.source, self.plan, self.options, self.progress)
+        notices = [*made.notices, *filter(None, [notice])]
+        return CachedBuild(made.plan, made.manifest, "", "", notices, made.seconds)
+
+    def _key(self) -> keys.Key:
+        try:
+            return keys.of(self.source, self.options)
+        except OSError as error:
+            raise locks.Unusable(f"{error.filename}: {error.strerror}") from error
+
+    def _waiting(self) -> None:
+        if self.progress is not None:
+            self.progress(WAITING, 0, 1)
+
+    def _found(self, key: keys.Key) -> CachedBuild | None:
+        """The entry's files written to where the plan is to be; None if there is no entry, or it is damaged."""
+        entry = store.find(key.digest)
+        if entry is None:
+            return None
+        try:
+            described = self._deliver(entry, key.reads)
+        except DamagedError:
+            return None
+        store.touch(entry)
+        follows = "; that build told what follows" if entry.notices else ""
+        notice = f"from the cache, built {entry.made} in {entry.seconds:.1f} s{follows}"
+        return CachedBuild(self.plan, described, key.digest, entry.made, [notice, *entry.notices])
+
+    def _deliver(self, entry: Entry, reads: tuple[Path, ...]) -> Manifest:
+        try:
+            described = manifest.decode(store.read(entry, _MANIFEST), str(entry.folder))
+        except ConvertError as error:
+            raise DamagedError(error.what) from error
+        target = self.plan
+        outputs = (
+            target,
+            manifest.path_for(target),
+            *[manifest.converted_path(target)] * bool(described.precision.file),
+        )
+        check_outputs(outputs, reads)
+        files: Files = {}
+        if described.precision.file:
+            store.check(entry)
+            try:
+                files, precision = _moved(entry.folder / _CONVERTED, target, described.precision)
+            except OSError as error:
+                raise DamagedError(str(error)) from error
+            described = replace(described, precision=precision)
+        described = replace(
+            described,
+            model=manifest.relative(self.source, target),
+            plugin_files=[manifest.relative(Path(file), target) for file in self.options.plugins],
+        )
+        described_file = {manifest.path_for(target): manifest.encode(described)}
+        write_files({**files, target: store.pieces(entry, PLAN), **described_file})
+        return described
+
+    def _keep(self, key: keys.Key, made: CachedBuild) -> list[str]:
+        """Put what was built into the cache; why not, if it cannot be."""
+        described = made.manifest
+        if described.plan_bytes > self.limit:
+            return [f"the plan was not kept: the cache may take {self.limit / 1e9:g} GB"]
+        try:
+            if keys.of(self.source, self.options) != key:
+                return ["the plan was not kept: its model or another input changed during the build"]
+            place = store.folder() / f"{key.digest}.tmp" / PLAN
+            files: dict[Path, bytes | Iterable[bytes]] = {}
+            if described.precision.file:
+                converted, precision = _moved(manifest.converted_path(self.plan), place, described.precision)
+                files, described = dict(converted), replace(described, precision=precision)
+            files |= {
+                place: store.checked(self.plan, described.plan_sha256),
+                manifest.path_for(place): manifest.encode(described),
+            }
+            contents = {path.name: [data] if isinstance(data, bytes) else data for path, data in files.items()}
+            store.add(key.digest, contents, _told(self.source, made))
+            store.shrink(self.limit, key.digest)
+        except OSError as error:
+            return [f"the plan was not kept in the cache: {error.strerror or error}"]
+        except (ConvertError, DamagedError) as error:
+            return [f"the plan was not kept in the cache: {error}"]
+        return []
+
+
+def _told(source: Path, made: CachedBuild) -> dict[str, object]:
+    described = made.manifest
+    return {
+        "model": str(source.resolve()),
+        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(made.seconds, 1),
+        "backend": described.backend_title,
+        "targets": described.targets,
+        "notices": made.notices,
+    }
+
+
+def _moved(converted: Path, target: Path, precision: Precision) -> tuple[Files, Precision]:
+    """The converted model as it is to lie beside the plan `target`, and what its manifest says of it then. Weights in other
+    files go with it."""
+    path, data = manifest.converted_path(target), converted.read_bytes()
+    if hashlib.sha256(data).hexdigest() != precision.sha256:
+        raise DamagedError("the converted model was changed")
+    files: Files = {path: data}
+    if b"location" in data:
+        model = onnx.load_from_string(data)
+        files = onnx_model.files(model, path, converted)
+        data = next(written for file, written in files.items() if file == path and isinstance(written, bytes))
+    return files, replace(precision, file=path.name, sha256=hashlib.sha256(data).hexdigest())

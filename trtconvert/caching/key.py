@@ -1,0 +1,220 @@
+"""What makes two builds the same, as one digest: contents, never paths or times."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import mmap
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import trtconvert
+from trtconvert import gpu, registry, surroundings
+from trtconvert import model as onnx_model
+from trtconvert.backend import Backend, unloaded
+from trtconvert.op import Op
+from trtconvert.options import BuildOptions, choose_targets
+from trtconvert.profiles import bake
+
+# Options that leave the plan as it is, and those of which the key has what they come to.
+_WITHOUT_EFFECT = ("timing_cache", "verbose")
+_RESOLVED = ("backend", "targets", "plugins")
+# Packages that have a say in what the model becomes on its way, or compile the kernels.
+_PACKAGES = (
+    "cuda-bindings", "numpy", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-modelopt", "onnx", "onnx-graphsurgeon",
+    "onnxruntime", "polygraphy",
+)  # fmt: skip
+_SOURCES = (".py", ".cu", ".cuh", ".json")
+
+
+@dataclass(frozen=True)
+class Key:
+    """digest: sha256 in hex. reads: the files that the build reads, which must not be written to."""
+
+    digest: str
+    reads: tuple[Path, ...]
+
+
+def of(model: Path, options: BuildOptions) -> Key:
+    """The key of a build of this model on this machine. ConvertError as `build` raises it, OSError for what cannot be read."""
+    backend = unloaded(options.backend)
+    targets = choose_targets(options, backend)
+    data = _data_files(model)
+    plugins = [_plugin(Path(file).resolve()) for file in options.plugins]  # before the registry is asked what is in it
+    parts = {
+        "model": [_file(model), [_file(file) for file in data]],
+        "options": {
+            field.name: _plain(_chosen(field.name, getattr(options, field.name)))
+            for field in dataclasses.fields(options)
+            if field.name not in (*_WITHOUT_EFFECT, *_RESOLVED)
+        },
+        "backend": [backend.name, backend.version, _libraries()],
+        "targets": [*targets, _gpu(backend, targets)],
+        "plugins": plugins,
+        "ops": [_op(op) for op in registry.added()],
+        "libraries": _others(options.plugins),
+        "tool": [trtconvert.__version__, *_sources(), sys.version_info[:2]],
+        "packages": _versions(),
+    }
+    text = json.dumps(parts, sort_keys=True)
+    return Key(hashlib.sha256(text.encode()).hexdigest(), (model, *data, *map(Path, options.plugins)))
+
+
+# --- contents ------------------------------------------------------------------------------------------------------
+
+
+def _file(path: Path) -> str:
+    """sha256 of a file, piece by piece."""
+    made = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            made.update(chunk)
+    return made.hexdigest()
+
+
+def _data_files(model: Path) -> list[Path]:
+    """The model's external data files. A model that has some names them with the word `location`; others are not parsed."""
+    if not model.is_file() or not model.stat().st_size or not _holds(model, b"location"):
+        return []
+    onnx_model.load(model)  # checks that they are there, and beside the model
+    whole = onnx.load(str(model), format="protobuf", load_external_data=False)
+    return sorted(onnx_model.data_files(whole, model.parent))
+
+
+def _holds(path: Path, word: bytes) -> bool:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(word) >= 0
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON knows it; files and folders by their contents, arrays and tensors by their bytes."""
+    if isinstance(value, Path):
+        return _file(value) if value.is_file() else [[p, _file(value / p)] for p in _files_in(value)]
+    if isinstance(value, Mapping):
+        return sorted([str(name), _plain(inner)] for name, inner in value.items())
+    if dataclasses.is_dataclass(value):
+        return [[field.name, _plain(getattr(value, field.name))] for field in dataclasses.fields(value)]
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "SerializeToString"):
+        return hashlib.sha256(value.SerializeToString(deterministic=True)).hexdigest()
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        told = array.tolist() if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
+        return [array.dtype.str, list(array.shape), told]
+    return value
+
+
+def _files_in(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise FileNotFoundError(folder)
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _chosen(name: str, value: Any) -> Any:
+    """An option, where it may name files in text."""
+    return {tensor: bake.file_named(given) or given for tensor, given in value.items()} if name == "bake" else value
+
+
+# --- plugins and the tool ------------------------------------------------------------------------------------------
+
+
+@cache  # as it was when it was loaded
+def _plugin(path: Path) -> list[str]:
+    """A --plugin file, name and content; a Python file is loaded, so that what it defines is known."""
+    from trtconvert.custom_ops import libraries  # few builds have plugin files
+
+    if not libraries.is_library(path):
+        registry.load_file(path)
+    return [path.name, _file(path)]
+
+
+def _op(op: type[Op]) -> list[Any]:
+    """An op by its kernel and its author's modules."""
+    source = hashlib.sha256(op.source.encode()).hexdigest()
+    return [op.name, op.version, op.namespace, source, _written(op.__module__, Path(registry.origin(op)).parent)]
+
+
+@cache  # as it was when it was loaded
+def _written(module: str, folder: Path) -> list[str]:
+    return sorted({_file(file) for file in _modules(module, folder)})
+
+
+def _modules(name: str, folder: Path, seen: set[str] | None = None) -> Iterator[Path]:
+    """The file of a module, and those of the modules in the same folder from which it has names."""
+    seen = set() if seen is None else seen
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or name in seen or Path(file).parent != folder:
+        return
+    seen.add(name)
+    yield Path(file)
+    for value in list(vars(module).values()):
+        used = value.__name__ if isinstance(value, type(sys)) else getattr(value, "__module__", None)
+        if isinstance(used, str):
+            yield from _modules(used, folder, seen)
+
+
+def _others(given: Iterable[Path]) -> list[str]:
+    """Plugin libraries that this process has loaded for other builds: their creators serve this one too."""
+    libraries = sys.modules.get("trtconvert.custom_ops.libraries")
+    loaded = {path for _, path in libraries._loaded} if libraries is not None else set()
+    return sorted(map(_file, loaded - {Path(file).resolve() for file in given}))
+
+
+@cache
+def _sources() -> list[str]:
+    """One digest for each package that brings ops: of its sources and kernels, trtconvert's own first."""
+    names = {entry.module.split(".")[0] for entry in metadata.entry_points(group=registry.GROUP)} - {"trtconvert"}
+    packages = ("trtconvert", "trtconvert.plugins", "trtconvert.kernels", *sorted(names))
+    return [_package(name) for name in packages]
+
+
+def _package(name: str) -> str:
+    spec = find_spec(name)
+    places = [Path(place) for place in (spec.submodule_search_locations or [] if spec else [])]
+    files = [file for place in places for file in sorted(place.rglob("*")) if file.suffix in _SOURCES]
+    if not places and spec is not None and spec.origin:
+        files = [Path(spec.origin)]
+    made = hashlib.sha256()
+    for file in files:
+        made.update(f"{file.name}\0".encode() + file.read_bytes() + b"\0")
+    return made.hexdigest()
+
+
+# --- machine -------------------------------------------------------------------------------------------------------
+
+
+def _gpu(backend: Backend, targets: tuple[str, ...]) -> str:
+    """The GPU where it decides: full TensorRT times its kernels on it, and fusions are timed on the one that is built for."""
+    here = gpu.current()
+    return here.name if here is not None and (not backend.is_rtx or targets == (here.arch,)) else ""
+
+
+@cache
+def _libraries() -> list[tuple[str, int]]:
+    """TensorRT's libraries by name and size: metadata do not tell which copy is used."""
+    found = surroundings.copies(surroundings.library_folders(os.environ))
+    return [(file.name, file.stat().st_size) for files in found.values() for file in files]
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
