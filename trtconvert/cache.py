@@ -6,10 +6,11 @@ import datetime
 import hashlib
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import onnx
 
@@ -31,7 +32,7 @@ LIMIT = 20 << 30
 """Bytes that the entries may take together, where nothing else is said."""
 WAITING = "waiting for another process that builds this engine"
 _MANIFEST, _CONVERTED = f"{PLAN}.json", f"{PLAN}.onnx"
-Files = Mapping[Path, "bytes | Iterable[bytes]"]
+Files: TypeAlias = "dict[Path, bytes | Iterable[bytes]]"
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,9 @@ def cached_build(
     limit: bytes that the cache may take; what was not used for longest goes. A cache that cannot be used is no error: the
     engine is built, and a notice says why it was not kept. Raises ConvertError as `build` does.
     """
-    started, options, source = time.monotonic(), options or BuildOptions(), Path(model)
+    started, source = time.monotonic(), Path(model)
     plan = Path(output) if output is not None else source.with_suffix(".plan")
-    ask = _Request(source, plan, options, progress, limit)
-    try:
-        found = ask.answer()
-    except locks.Unusable as error:
-        found = ask.build(f"built without the cache: {error}")
+    found = _Request(source, plan, options or BuildOptions(), progress, limit).made()
     return replace(found, seconds=time.monotonic() - started)
 
 
@@ -89,13 +86,15 @@ def load_or_build(
     output: where the plan is to lie too; nothing is written beside the model without it. Raises ConvertError as `build` and
     `load_engine` do, NoUsableGpuError before anything is built where no GPU can run it.
     """
-    from trtconvert import gpu  # loads the driver
-    from trtconvert.engine import load_engine
+    from trtconvert import engine, gpu  # what runs engines
 
     gpu.require()
     with tempfile.TemporaryDirectory(prefix="trtconvert-") as folder:
         plan = Path(output) if output is not None else Path(folder) / PLAN
-        return load_engine(cached_build(model, plan, options, progress, limit).plan)
+        ask = _Request(Path(model), plan, options or BuildOptions(), progress, limit)
+        if output is None and (kept := ask.kept()):
+            return engine.load(*kept)
+        return engine.load_engine(ask.made().plan)
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,36 @@ class _Request:
     progress: Progress | None
     limit: int
 
-    def answer(self) -> CachedBuild:
-        """From the cache, or built under the key's lock and put there. Unusable, before anything was built."""
-        key = self._key()
+    def made(self) -> CachedBuild:
+        """From the cache; or built, and put there if it can be used."""
+        try:
+            return self._made()
+        except locks.Unusable as error:
+            return self._build(f"built without the cache: {error}")
+
+    def kept(self) -> tuple[Path, bytes, Manifest] | None:
+        """The entry's plan as it lies in the cache, read and checked, with a manifest for that place; None if there is none."""
+        try:
+            with locks.shared(store.lock(self.key.digest), self._waiting):
+                entry = store.find(self.key.digest)
+                if entry is None:
+                    return None
+                store.touch(entry)
+                plan = entry.folder / PLAN
+                return plan, store.read(entry, PLAN), self._placed(self._described(entry), plan)
+        except (locks.Unusable, DamagedError):
+            return None
+
+    @cached_property
+    def key(self) -> keys.Key:
+        try:
+            return keys.of(self.source, self.options)
+        except OSError as error:
+            raise locks.Unusable(f"{error.filename}: {error.strerror}") from error
+
+    def _made(self) -> CachedBuild:
+        """Unusable, before anything was built."""
+        key = self.key
         lock = store.lock(key.digest)
         with locks.shared(lock, self._waiting):
             if found := self._found(key):
@@ -119,23 +145,16 @@ class _Request:
             damaged = store.find(key.digest) is not None
             if found := self._found(key):
                 return found
-            made = self.build("the cache's entry was damaged, it is made again" if damaged else "")
+            made = self._build("the cache's entry was damaged, it is made again" if damaged else "")
             kept = self._keep(key, made)
             return replace(made, key=key.digest, notices=[*made.notices, *kept])
 
-    def build(self, notice: str) -> CachedBuild:
-        """Built now."""
+    def _build(self, notice: str) -> CachedBuild:
         from trtconvert.build import build  # TensorRT and all that a build needs
 
         made = build(self.source, self.plan, self.options, self.progress)
         notices = [*made.notices, *filter(None, [notice])]
         return CachedBuild(made.plan, made.manifest, "", "", notices, made.seconds)
-
-    def _key(self) -> keys.Key:
-        try:
-            return keys.of(self.source, self.options)
-        except OSError as error:
-            raise locks.Unusable(f"{error.filename}: {error.strerror}") from error
 
     def _waiting(self) -> None:
         if self.progress is not None:
@@ -156,33 +175,31 @@ class _Request:
         return CachedBuild(self.plan, described, key.digest, entry.made, [notice, *entry.notices])
 
     def _deliver(self, entry: Entry, reads: tuple[Path, ...]) -> Manifest:
-        try:
-            described = manifest.decode(store.read(entry, _MANIFEST), str(entry.folder))
-        except ConvertError as error:
-            raise DamagedError(error.what) from error
-        target = self.plan
-        outputs = (
-            target,
-            manifest.path_for(target),
-            *[manifest.converted_path(target)] * bool(described.precision.file),
-        )
-        check_outputs(outputs, reads)
+        described, target = self._described(entry), self.plan
         files: Files = {}
-        if described.precision.file:
+        converts = bool(described.precision.file)
+        check_outputs((target, manifest.path_for(target), *[manifest.converted_path(target)] * converts), reads)
+        if converts:
             store.check(entry)
             try:
                 files, precision = _moved(entry.folder / _CONVERTED, target, described.precision)
             except OSError as error:
                 raise DamagedError(str(error)) from error
             described = replace(described, precision=precision)
-        described = replace(
-            described,
-            model=manifest.relative(self.source, target),
-            plugin_files=[manifest.relative(Path(file), target) for file in self.options.plugins],
-        )
-        described_file = {manifest.path_for(target): manifest.encode(described)}
-        write_files({**files, target: store.pieces(entry, PLAN), **described_file})
+        described = self._placed(described, target)
+        write_files(files | {target: store.pieces(entry, PLAN), manifest.path_for(target): manifest.encode(described)})
         return described
+
+    def _described(self, entry: Entry) -> Manifest:
+        try:
+            return manifest.decode(store.read(entry, _MANIFEST), str(entry.folder))
+        except ConvertError as error:
+            raise DamagedError(error.what) from error
+
+    def _placed(self, described: Manifest, plan: Path) -> Manifest:
+        """The manifest for a plan that lies there, of this model with these plugin files."""
+        plugins = [manifest.relative(Path(file), plan) for file in self.options.plugins]
+        return replace(described, model=manifest.relative(self.source, plan), plugin_files=plugins)
 
     def _keep(self, key: keys.Key, made: CachedBuild) -> list[str]:
         """Put what was built into the cache; why not, if it cannot be."""
@@ -193,10 +210,10 @@ class _Request:
             if keys.of(self.source, self.options) != key:
                 return ["the plan was not kept: its model or another input changed during the build"]
             place = store.folder() / f"{key.digest}.tmp" / PLAN
-            files: dict[Path, bytes | Iterable[bytes]] = {}
+            files: Files = {}
             if described.precision.file:
                 converted, precision = _moved(manifest.converted_path(self.plan), place, described.precision)
-                files, described = dict(converted), replace(described, precision=precision)
+                files, described = converted, replace(described, precision=precision)
             files |= {
                 place: store.checked(self.plan, described.plan_sha256),
                 manifest.path_for(place): manifest.encode(described),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import mmap
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,10 +49,10 @@ def of(model: Path, options: BuildOptions) -> Key:
     """The key of a build of this model on this machine. ConvertError as `build` raises it, OSError for what cannot be read."""
     backend = unloaded(options.backend)
     targets = choose_targets(options, backend)
-    data = _data_files(model)
+    digest, data = _model(model)
     plugins = [_plugin(Path(file).resolve()) for file in options.plugins]  # before the registry is asked what is in it
     parts = {
-        "model": [_file(model), [_file(file) for file in data]],
+        "model": [digest, [_file(file) for file in data]],
         "options": {
             field.name: _plain(_chosen(field.name, getattr(options, field.name)))
             for field in dataclasses.fields(options)
@@ -75,26 +74,32 @@ def of(model: Path, options: BuildOptions) -> Key:
 
 
 def _file(path: Path) -> str:
-    """sha256 of a file, piece by piece."""
-    made = hashlib.sha256()
+    """sha256 of a file."""
+    return _read(path)[0]
+
+
+def _read(path: Path, word: bytes = b"\0") -> tuple[str, bool]:
+    """sha256 of a file, piece by piece, and whether the word is in it."""
+    made, found, end = hashlib.sha256(), False, b""
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             made.update(chunk)
-    return made.hexdigest()
+            found = found or word in chunk or word in end + chunk[: len(word)]
+            end = chunk[-len(word) :]
+    return made.hexdigest(), found
 
 
-def _data_files(model: Path) -> list[Path]:
-    """The model's external data files. A model that has some names them with the word `location`; others are not parsed."""
-    if not model.is_file() or not model.stat().st_size or not _holds(model, b"location"):
-        return []
-    onnx_model.load(model)  # checks that they are there, and beside the model
-    whole = onnx.load(str(model), format="protobuf", load_external_data=False)
-    return sorted(onnx_model.data_files(whole, model.parent))
-
-
-def _holds(path: Path, word: bytes) -> bool:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return data.find(word) >= 0
+def _model(path: Path) -> tuple[str, list[Path]]:
+    """sha256 of the model's file, and its external data files. A model that has some names them with the word `location`; only
+    such models are parsed."""
+    if not path.is_file():
+        onnx_model.load(path)  # says so
+    digest, may_have = _read(path, b"location")
+    if not may_have:
+        return digest, []
+    onnx_model.load(path)  # checks that they are there, and beside the model
+    whole = onnx.load(str(path), format="protobuf", load_external_data=False)
+    return digest, sorted(onnx_model.data_files(whole, path.parent))
 
 
 def _plain(value: Any) -> Any:

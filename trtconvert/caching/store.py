@@ -97,7 +97,11 @@ def checked(path: Path, sha256: str) -> Iterator[bytes]:
     except OSError as error:
         raise DamagedError(f"{path.name}: {error.strerror}") from error
     if made.hexdigest() != sha256:
-        raise DamagedError(f"{path.name} was changed after it was written")
+        raise _changed(path.name)
+
+
+def _changed(name: str) -> DamagedError:
+    return DamagedError(f"{name} was changed after it was written")
 
 
 def pieces(entry: Entry, name: str) -> Iterator[bytes]:
@@ -107,7 +111,13 @@ def pieces(entry: Entry, name: str) -> Iterator[bytes]:
 
 def read(entry: Entry, name: str) -> bytes:
     """A file of the entry as a whole. DamagedError as above."""
-    return b"".join(pieces(entry, name))
+    try:
+        data = (entry.folder / name).read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{name}: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != entry.files.get(name, ("", 0))[0]:
+        raise _changed(name)
+    return data
 
 
 def check(entry: Entry) -> None:
