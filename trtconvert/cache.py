@@ -199,7 +199,11 @@ class _Request:
     def _placed(self, described: Manifest, plan: Path) -> Manifest:
         """The manifest for a plan that lies there, of this model with these plugin files."""
         plugins = [manifest.relative(Path(file), plan) for file in self.options.plugins]
-        return replace(described, model=manifest.relative(self.source, plan), plugin_files=plugins)
+        precision, data = described.precision, self.options.precision.calib
+        if data is not None:
+            precision = replace(precision, calibration=precision.calibration | {"data": str(data)})
+        model = manifest.relative(self.source, plan)
+        return replace(described, model=model, plugin_files=plugins, precision=precision)
 
     def _keep(self, key: keys.Key, made: CachedBuild) -> list[str]:
         """Put what was built into the cache; why not, if it cannot be."""

@@ -44,6 +44,7 @@ OPTIONS = BuildOptions(targets=("sm_89",), fuse="all")
 SLOW_S = 0.004  # a piece, where storing is slowed down
 LIMIT_S = 120
 HIT_MS = 50
+ENDED = "after its end"
 
 
 def model(path: Path, number: int, width: int = 64) -> Path:
@@ -190,7 +191,7 @@ class Kills:
 
 
 def kills(folder: Path, count: int, seed: int = 0) -> Kills:
-    """Kill a process at a random moment, `count` times, and see what the cache serves then."""
+    """Kill a process at a random moment, until `count` were killed before their end, and see what the cache serves then."""
     random_ = random.Random(seed)
     context, cache = processes(), folder / "cache"
     source = model(folder / "m.onnx", 0)
@@ -202,7 +203,9 @@ def kills(folder: Path, count: int, seed: int = 0) -> Kills:
         kinds = [(there, slow) for there in (False, True) for slow in (False, True)]
         durations = {kind: _duration(context, folder, source, cache, *kind) for kind in kinds}
         moments, served, faults = Counter[str](), Counter[str](), list[str]()
-        for number in range(count):
+        for number in range(3 * count):
+            if sum(moments.values()) - moments[ENDED] == count:
+                break
             there, slow = number % 3 == 2, number % 2 == 1
             process = _started(context, _empty(folder / "killed"), source, cache, there, slow)
             time.sleep(random_.uniform(0, durations[there, slow]))
@@ -249,7 +252,7 @@ def _duration(context: Any, folder: Path, source: Path, cache: Path, there: bool
 def _moment(key: str, place: Path, there: bool) -> str:
     """What the killed process was doing, as its traces tell."""
     if (place / "result.json").is_file():
-        return "after its end"
+        return ENDED
     if there:
         return "during a hit"
     if store.find(key) is not None:
@@ -331,9 +334,8 @@ def _race(folder: Path, count: int, models: int) -> bool:
 def _kills(folder: Path, count: int, seed: int) -> bool:
     started = time.monotonic()
     found = kills(folder, count, seed)
-    print(
-        f"kills  {count} x kill -9, seed {seed}: {', '.join(f'{n} {moment}' for moment, n in sorted(found.moments.items()))}"
-    )
+    moments = ", ".join(f"{number} {moment}" for moment, number in sorted(found.moments.items()))
+    print(f"kills  {sum(found.moments.values())} x kill -9, seed {seed}: {moments}")
     served = ", ".join(f"{number} {kind}" for kind, number in sorted(found.served.items()))
     print(f"       asked for afterwards: {served}; {time.monotonic() - started:.0f} s")
     return _faults(found.faults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import json
@@ -22,6 +23,7 @@ import trtconvert
 from trtconvert import gpu, registry, surroundings
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend, unloaded
+from trtconvert.caching.locks import Unusable
 from trtconvert.op import Op
 from trtconvert.options import BuildOptions, choose_targets
 from trtconvert.profiles import bake
@@ -46,7 +48,8 @@ class Key:
 
 
 def of(model: Path, options: BuildOptions) -> Key:
-    """The key of a build of this model on this machine. ConvertError as `build` raises it, OSError for what cannot be read."""
+    """The key of a build of this model on this machine. ConvertError as `build` raises it, OSError for what cannot be read,
+    Unusable where contents cannot be told."""
     backend = unloaded(options.backend)
     targets = choose_targets(options, backend)
     digest, data = _model(model)
@@ -63,7 +66,7 @@ def of(model: Path, options: BuildOptions) -> Key:
         "plugins": plugins,
         "ops": [_op(op) for op in registry.added()],
         "libraries": _others(options.plugins),
-        "tool": [trtconvert.__version__, *_sources(), sys.version_info[:2]],
+        "tool": [trtconvert.__version__, *_sources()],
         "packages": _versions(),
     }
     text = json.dumps(parts, sort_keys=True)
@@ -148,34 +151,40 @@ def _plugin(path: Path) -> list[str]:
 def _op(op: type[Op]) -> list[Any]:
     """An op by its kernel and its author's modules."""
     source = hashlib.sha256(op.source.encode()).hexdigest()
-    return [op.name, op.version, op.namespace, source, _written(op.__module__, Path(registry.origin(op)).parent)]
+    file = Path(registry.origin(op))
+    if not file.is_file():
+        raise Unusable(f"the op {op.name} was defined in no file, so that nothing tells whether it has changed")
+    depth = min(op.__module__.count("."), len(file.parents) - 1)
+    return [op.name, op.version, op.namespace, source, _written(file, file.parents[depth])]
 
 
 @cache  # as it was when it was loaded
-def _written(module: str, folder: Path) -> list[str]:
-    return sorted({_file(file) for file in _modules(module, folder)})
+def _written(file: Path, root: Path) -> list[str]:
+    return sorted({_file(module) for module in _modules(file, root, set())})
 
 
-def _modules(name: str, folder: Path, seen: set[str] | None = None) -> Iterator[Path]:
-    """The file of a module, and those of the modules in the same folder from which it has names."""
-    seen = set() if seen is None else seen
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    if module is None or file is None or name in seen or Path(file).parent != folder:
+def _modules(file: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
+    """A Python file, and those beside it, or in its package below `root`, that it imports."""
+    if file in seen or not file.is_file():
         return
-    seen.add(name)
-    yield Path(file)
-    for value in list(vars(module).values()):
-        used = value.__name__ if isinstance(value, type(sys)) else getattr(value, "__module__", None)
-        if isinstance(used, str):
-            yield from _modules(used, folder, seen)
+    seen.add(file)
+    yield file
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        level, module = (node.level, node.module or "") if isinstance(node, ast.ImportFrom) else (0, "")
+        names = [module, *(f"{module}.{alias.name}".strip(".") for alias in node.names)]
+        for place in [file.parents[level - 1]] if level else [file.parent, root]:
+            for inside in (place.joinpath(*name.split(".")) for name in names if name):
+                yield from _modules(inside.with_name(f"{inside.name}.py"), root, seen)
+                yield from _modules(inside / "__init__.py", root, seen)
 
 
 def _others(given: Iterable[Path]) -> list[str]:
     """Plugin libraries that this process has loaded for other builds: their creators serve this one too."""
     libraries = sys.modules.get("trtconvert.custom_ops.libraries")
-    loaded = {path for _, path in libraries._loaded} if libraries is not None else set()
-    return sorted(map(_file, loaded - {Path(file).resolve() for file in given}))
+    opened: set[Path] = libraries.opened() if libraries is not None else set()
+    return sorted(set(map(_file, opened)) - set(map(_file, map(Path, given))))
 
 
 @cache

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ PLAN = "engine.plan"
 _ENTRY = "entry.json"  # written last
 _UNFINISHED = ".tmp"
 _CHUNK = 1 << 20
-_KEY = 64  # characters of a key
+_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class DamagedError(Exception):
@@ -76,7 +77,7 @@ def find(key: str) -> Entry | None:
 
 def entries() -> list[Entry]:
     """All of them, the one used last first."""
-    names = (path.name for path in _listed() if len(path.name) == _KEY)
+    names = (path.name for path in _listed() if _KEY.fullmatch(path.name))
     return sorted((e for e in map(find, names) if e is not None), key=lambda entry: -entry.used)
 
 
@@ -170,8 +171,7 @@ def shrink(limit: int, kept: str) -> None:
 
 def sweep() -> None:
     """Remove what killed processes left: unfinished and damaged entries, and locks without one."""
-    names = {path.name[:_KEY] for path in _listed()}
-    for key in sorted(names):
+    for key in sorted({match[0] for path in _listed() if (match := _KEY.match(path.name))}):
         if find(key) is None:
             remove(key)
 
@@ -189,7 +189,7 @@ def _write(path: Path, data: Iterable[bytes]) -> tuple[str, int]:
 def _discard(place: Path) -> None:
     """Remove an entry so that no half of one is ever seen: under its name it is gone at once."""
     aside = place.with_name(f"{place.name}.old{_UNFINISHED}")
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # gone already, or not to be removed: then its name stays taken
         os.rename(place, aside)
     shutil.rmtree(aside, ignore_errors=True)
 
