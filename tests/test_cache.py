@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,24 @@ def test_options_are_in_the_key(model: Path, option: str) -> None:
     else:
         changed = dataclasses.replace(FAST, **{option: OTHER[option]})
         assert keys.of(model, changed).digest != keys.of(model, FAST).digest
+
+
+def test_baked_values_are_told_by_content(model: Path) -> None:
+    """numpy arrays by dtype, shape and bytes; what has no content that is known is not cached."""
+    zeros = np.zeros((1, 64), np.float32)
+    values = [
+        zeros,
+        zeros.astype(np.float64),
+        zeros.reshape(64),
+        zeros + 1,
+        numpy_helper.from_array(zeros),
+        0.0,
+        [[0.0] * 64],
+    ]
+    assert len({keys.of(model, BuildOptions(bake={"x": value})).digest for value in values}) == len(values)
+    assert keys.of(model, BuildOptions(bake={"x": zeros.copy()})) == keys.of(model, BuildOptions(bake={"x": zeros}))
+    with pytest.raises(locks.Unusable, match="holds a object"):
+        keys.of(model, BuildOptions(bake={"x": object()}))
 
 
 def test_the_order_of_names_and_other_words_for_the_targets_are_not(model: Path) -> None:
@@ -497,6 +516,13 @@ def test_who_waits_is_told_so(model: Path, own_cache: Path) -> None:
 
 
 # --- stress --------------------------------------------------------------------------------------------------------
+
+
+def test_threads_build_once_too(model: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda n: cached_build(model, tmp_path / f"{n}.plan", FAST), range(4)))
+    assert sorted(result.hit for result in made) == [False, True, True, True]
+    assert len({result.plan.read_bytes() for result in made}) == 1
 
 
 def test_who_races_builds_once(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx
 
@@ -66,7 +66,8 @@ def cached_build(
     """`build`, unless a build of the same contents was kept: then its plan, with a manifest for this model and this place.
 
     limit: bytes that the cache may take; what was not used for longest goes. A cache that cannot be used is no error: the
-    engine is built, and a notice says why it was not kept. Raises ConvertError as `build` does.
+    engine is built, and a notice says why it was not kept. A hit leaves options.timing_cache alone. Raises ConvertError as
+    `build` does.
     """
     started, source = time.monotonic(), Path(model)
     plan = Path(output) if output is not None else source.with_suffix(".plan")
@@ -80,11 +81,12 @@ def load_or_build(
     options: BuildOptions | None = None,
     progress: Progress | None = None,
     limit: int = LIMIT,
+    **loading: Any,
 ) -> Engine:
     """The engine of a model, ready to run: from the cache, or built and kept there.
 
-    output: where the plan is to lie too; nothing is written beside the model without it. Raises ConvertError as `build` and
-    `load_engine` do, NoUsableGpuError before anything is built where no GPU can run it.
+    output: where the plan is to lie too; nothing is written beside the model without it. loading: what else `load_engine` takes.
+    Raises ConvertError as `build` and `load_engine` do, NoUsableGpuError before anything is built where there is no GPU.
     """
     from trtconvert import engine, gpu  # what runs engines
 
@@ -93,8 +95,8 @@ def load_or_build(
         plan = Path(output) if output is not None else Path(folder) / PLAN
         ask = _Request(Path(model), plan, options or BuildOptions(), progress, limit)
         if output is None and (kept := ask.kept()):
-            return engine.load(*kept)
-        return engine.load_engine(ask.made().plan)
+            return engine.load(*kept, **loading)
+        return engine.load_engine(ask.made().plan, **loading)
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class _Request:
             store.shrink(self.limit, key.digest)
         except OSError as error:
             return [f"the plan was not kept in the cache: {error.strerror or error}"]
-        except (ConvertError, DamagedError) as error:
+        except (ConvertError, DamagedError, locks.Unusable) as error:
             return [f"the plan was not kept in the cache: {error}"]
         return []
 

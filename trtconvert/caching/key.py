@@ -121,7 +121,9 @@ def _plain(value: Any) -> Any:
         array = np.asarray(value)
         told = array.tolist() if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
         return [array.dtype.str, list(array.shape), told]
-    return value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise Unusable(f"an option holds a {type(value).__name__}, whose content cannot be told")
 
 
 def _files_in(folder: Path) -> list[str]:
