@@ -114,7 +114,8 @@ class _Request:
         try:
             return self._made()
         except locks.Unusable as error:
-            return self._build(f"built without the cache: {error}")
+            made = self._build()
+            return replace(made, notices=[*made.notices, f"built without the cache: {error}"])
 
     def kept(self) -> tuple[Path, bytes, Manifest] | None:
         """The entry's plan as it lies in the cache, read and checked, with a manifest for that place; None if there is none."""
@@ -147,16 +148,15 @@ class _Request:
             damaged = store.find(key.digest) is not None
             if found := self._found(key):
                 return found
-            made = self._build("the cache's entry was damaged, it is made again" if damaged else "")
-            kept = self._keep(key, made)
-            return replace(made, key=key.digest, notices=[*made.notices, *kept])
+            made = self._build()
+            told = ["the cache's entry was damaged, and was made again"] * damaged + self._keep(key, made)
+            return replace(made, key=key.digest, notices=[*made.notices, *told])
 
-    def _build(self, notice: str) -> CachedBuild:
+    def _build(self) -> CachedBuild:
         from trtconvert.build import build  # TensorRT and all that a build needs
 
         made = build(self.source, self.plan, self.options, self.progress)
-        notices = [*made.notices, *filter(None, [notice])]
-        return CachedBuild(made.plan, made.manifest, "", "", notices, made.seconds)
+        return CachedBuild(made.plan, made.manifest, "", "", made.notices, made.seconds)
 
     def _waiting(self) -> None:
         if self.progress is not None:
