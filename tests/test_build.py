@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from tests.conftest import SAMPLES, Run
 from trtconvert import BuildOptions, ConvertError, adapter, backend, build, fuse, gpu
-from trtconvert.engine import plugins_in
+from trtconvert.runtime.contents import plugins_in
 from trtconvert.shapes import parse
 
 # Sample model: fusions, plugin nodes. sample_models/README.md says why.

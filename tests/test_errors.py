@@ -266,6 +266,8 @@ def test_verify(fails: Fails, relu: Path, tmp_path: Path) -> None:
     assert "not an .npz file" in fails("verify", plan, "--inputs", "bad.npz")
     original = plan.read_bytes()
     plan.write_bytes(original[:-1])
+    assert "the plan is cut off" in fails("verify", plan)
+    plan.write_bytes(original[:-1] + b"?")
     assert "not the one its manifest describes" in fails("verify", plan)
     assert "not the one its manifest describes" in fails("inspect", plan)
     plan.write_bytes(original)

@@ -14,10 +14,10 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from tests.conftest import Run
 from trtconvert import BuildOptions, ConvertError, build, preflight, registry
 from trtconvert.build import BuildResult
-from trtconvert.engine import plugins_in
 from trtconvert.launch import Counted, Dim, Tensor
 from trtconvert.lower import lower
 from trtconvert.model import elem_type
+from trtconvert.runtime.contents import plugins_in
 from trtconvert.shapes import parse
 
 X = ("x", TensorProto.FLOAT, (6, 8))

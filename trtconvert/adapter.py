@@ -37,7 +37,6 @@ _DTYPES = {
 _QUANTIZED = {"FP8": "float8_e4m3fn", "INT4": "int4", "FP4": "float4_e2m1fn"}  # no types of plugins
 _targets: ContextVar[tuple[str, ...]] = ContextVar("targets", default=())
 _failures: list[ConvertError] = []  # an exception cannot cross TensorRT's C++; build and engine collect it here
-_creators: dict[tuple[str, str, str, str], Any] = {}
 
 
 def dtype_name(dtype: Any) -> str:
@@ -92,27 +91,9 @@ def _kept(otherwise: Any = None, again: bool = False) -> Callable[[F], F]:
     return decorate
 
 
-def ensure_creator(backend: Backend, name: str, version: str, namespace: str, op: type[Op] | None = None) -> None:
-    """Register the creator of that name once per process and backend; harmless to repeat.
-
-    op is needed to build with it; plans load without. ConvertError if somebody else's creator has the name.
-    """
-    key = (backend.name, name, version, namespace)
-    if key not in _creators:
-        creator = _classes(backend)[1](name, version, namespace)
-        if not backend.trt.get_plugin_registry().register_creator(creator, namespace):
-            raise ConvertError(
-                f"another plugin library has registered {name}, version {version}, namespace {namespace!r}",
-                fix="do not load that library together with this op, or give the op another version",
-            )
-        _creators[key] = creator
-    if op is not None:
-        _creators[key].serve(op)
-
-
-def made(backend: Backend, name: str, version: str, namespace: str) -> bool:
-    """Whether `ensure_creator` registered the creator of that name."""
-    return (backend.name, name, version, namespace) in _creators
+def creator(backend: Backend, name: str, version: str, namespace: str) -> Any:
+    """A creator of that name. It makes plugins from plans; after `serve(op)` those of the op too."""
+    return _classes(backend)[1](name, version, namespace)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from trtconvert import gpu
@@ -36,6 +37,9 @@ RTX_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 RTX_EXTRA_TARGETS = ("sm_75",)
 # Standard ops that TensorRT-RTX's parser imports as a plugin of that name, version 1, which it does not bring along.
 RTX_PLUGIN_OPS = ("CausalConvWithState", "LinearAttention", "NonZero")
+
+MESSAGES_KEPT = 1000  # of TensorRT's, of each severity
+_loading = Lock()  # a module is half there while another thread imports it
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ def select(name: str = "auto") -> Backend:
     """
     name = resolve(name)
     os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if name == "rtx" else "0"
-    return _load(name)
+    with _loading:
+        return _load(name)
 
 
 @lru_cache
@@ -187,7 +192,7 @@ def supports(backend: Backend) -> Callable[[str], bool]:
 
 @dataclass
 class Log:
-    """What TensorRT said: messages by severity, printed as they come only when verbose."""
+    """What TensorRT said: messages by severity, as many as are worth keeping; printed as they come only when verbose."""
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -195,6 +200,17 @@ class Log:
     def cause(self) -> str:
         """The first error: what follows it is mostly cascade."""
         return self.errors[0] if self.errors else "TensorRT gave no reason"
+
+    def take_cause(self) -> str:
+        """The same, and forget it: what goes wrong later has causes of its own."""
+        cause = self.cause()
+        self.errors.clear()
+        return cause
+
+    def add(self, messages: list[str], message: str) -> None:
+        """Keep a message; a service that runs for months may get one with every execution."""
+        if len(messages) < MESSAGES_KEPT:
+            messages.append(message)
 
 
 def logger(backend: Backend, verbose: bool = False) -> tuple[Any, Log]:
@@ -207,9 +223,9 @@ def logger(backend: Backend, verbose: bool = False) -> tuple[Any, Log]:
 
         def log(self, severity: Any, message: str) -> None:
             if severity <= trt.ILogger.Severity.ERROR:
-                log.errors.append(message)
+                log.add(log.errors, message)
             elif severity == trt.ILogger.Severity.WARNING:
-                log.warnings.append(message)
+                log.add(log.warnings, message)
             if verbose:
                 print(f"[{severity.name}] {message}", file=sys.stderr)
 

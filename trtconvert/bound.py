@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trtconvert.backend import types
     from trtconvert.engine import Engine
     from trtconvert.manifest import IO
+    from trtconvert.runtime.arrays import View
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ class Bound:
     tensors their `values`, or those that the profile calls opt. Other values of these make other outputs, allocated anew.
 
     shapes: input name to dimensions. values: input name to array; those of shape tensors count, since only with them can
-    TensorRT tell the outputs' shapes. The context serves this binding alone as long as it is in use. ConvertError for a
-    missing name, or a shape or value outside the engine's profile.
+    TensorRT tell the outputs' shapes. stream: cuda.core's, the engine's unless given. views: inputs that are read where they lie
+    on the device. The context serves this binding alone as long as it is in use. ConvertError for a missing name, or a dtype,
+    shape or value that the engine does not take.
     """
 
     def __init__(
@@ -80,9 +82,12 @@ class Bound:
         context: types.IExecutionContext,
         shapes: Mapping[str, Sequence[int]],
         values: Mapping[str, NDArray[Any]],
+        stream: Any = None,
+        views: Mapping[str, View] | None = None,
     ) -> None:
         engine.check_names(shapes)
-        self.engine, self.context, self.stream = engine, context, int(engine.stream.handle)
+        self.engine, self.context, self._stream = engine, context, stream or engine.stream
+        self.stream, self._views = int(self._stream.handle), views or {}
         self.inputs = {t.name: self._input(t, tuple(shapes[t.name]), values.get(t.name)) for t in engine.inputs}
         self._allocators: dict[str, Any] = {}  # TensorRT holds none of them alive
         self._captured = False
@@ -90,10 +95,13 @@ class Bound:
 
     def _input(self, tensor: IO, shape: tuple[int, ...], given: NDArray[Any] | None) -> Buffer:
         if not self.context.set_input_shape(tensor.name, shape):
+            self.engine.log.take_cause()  # it names no input
             raise ConvertError(
                 f"input {tensor.name!r} has shape {list(shape)}, outside the engine's profile {tensor.shape}",
                 fix="build with a --shape range that holds it",
             )
+        if view := self._views.get(tensor.name):
+            return self._placed(tensor.name, Buffer(view, view.size, shape, numpy_dtype(tensor.dtype)))
         buffer = self._allocate(tensor, shape)
         if buffer.values is not None:
             opt = self.engine.engine.get_tensor_profile_values(0, tensor.name)[1]
@@ -116,7 +124,9 @@ class Bound:
         buffer = self._allocate(tensor, None, largest)
         allocator = _allocator(self.engine.backend.trt, weakref.ref(buffer))
         if not self.context.set_output_allocator(tensor.name, allocator):
-            raise ConvertError(f"TensorRT takes no output allocator for {tensor.name!r}: {self.engine.log.cause()}")
+            raise ConvertError(
+                f"TensorRT takes no output allocator for {tensor.name!r}: {self.engine.log.take_cause()}"
+            )
         self._allocators[tensor.name] = allocator
         return buffer
 
@@ -128,18 +138,29 @@ class Bound:
         if self.engine.engine.get_tensor_location(tensor.name) == self.engine.backend.trt.TensorLocation.HOST:
             memory = HostMemory(np.zeros(max(size, 8), np.uint8))
         else:
-            memory = self.engine.device.allocate(max(size, 1), stream=self.engine.stream)
-        buffer = Buffer(memory, size, shape, dtype)
-        self.context.set_tensor_address(tensor.name, buffer.address)
+            memory = self.engine.device.allocate(max(size, 1), stream=self._stream)
+        return self._placed(tensor.name, Buffer(memory, size, shape, dtype))
+
+    def _placed(self, name: str, buffer: Buffer) -> Buffer:
+        self.context.set_tensor_address(name, buffer.address)
         return buffer
+
+    def check_dtype(self, name: str, got: np.dtype[Any]) -> None:
+        """ConvertError unless the input is of that dtype."""
+        if got != self.inputs[name].dtype:
+            raise ConvertError(f"input {name!r} is {got}, the engine takes {self.inputs[name].dtype}")
 
     def write(self, feeds: Mapping[str, NDArray[Any]]) -> None:
         """Copy host arrays into the inputs' buffers, ordered on the stream. ConvertError for a wrong name, dtype or shape."""
         self.engine.check_names(feeds)
-        for name, buffer in self.inputs.items():
+        self.put(feeds)
+
+    def put(self, feeds: Mapping[str, NDArray[Any]]) -> None:
+        """Write these inputs, and leave the others as they are."""
+        for name in feeds:
+            buffer = self.inputs[name]
             array = np.asarray(feeds[name], order="C")  # the copy takes memory as it lies
-            if array.dtype != buffer.dtype:
-                raise ConvertError(f"input {name!r} is {array.dtype}, the engine takes {buffer.dtype}")
+            self.check_dtype(name, array.dtype)
             if feeds[name].shape != buffer.shape:
                 raise ConvertError(
                     f"input {name!r} has shape {list(array.shape)}, bound was {list(buffer.shape or ())}"
@@ -150,7 +171,7 @@ class Bound:
 
     def _write_values(self, feeds: Mapping[str, NDArray[Any]]) -> None:
         """Shape tensors: TensorRT reads them on the host when an execution is queued."""
-        held = {name: buffer.values for name, buffer in self.inputs.items() if buffer.values is not None}
+        held = {name: values for name in feeds if (values := self.inputs[name].values) is not None}
         changed = {name: feeds[name] for name, values in held.items() if not np.array_equal(values, feeds[name])}
         if not changed:
             return
@@ -197,11 +218,11 @@ class Bound:
         """Put one execution on the engine's stream, without waiting for it."""
         if not self.context.execute_async_v3(self.stream):
             adapter.raise_failure()
-            raise ConvertError(f"the engine failed: {self.engine.log.cause()}", where=str(self.engine.path))
+            raise ConvertError(f"the engine failed: {self.engine.log.take_cause()}", where=str(self.engine.path))
 
     def sync(self) -> None:
         """Wait until all that was put on the stream is done."""
-        self.engine.stream.sync()
+        self._stream.sync()
 
     def capture(self, executions: int = 1) -> Graph:
         """Capture executions in a CUDA graph, after one outside of it, in which TensorRT sets up what it needs.

@@ -23,13 +23,14 @@ from trtconvert.alone import run_kernel
 from trtconvert.backend import RTX_TARGETS
 from trtconvert.bodies import DOMAIN, add_bodies
 from trtconvert.build import build
-from trtconvert.engine import load_engine, plugins_in
+from trtconvert.engine import load_engine
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import fuse_model
 from trtconvert.launch import Dim, Tensor
 from trtconvert.model import numpy_dtype
 from trtconvert.op import Case, Op
 from trtconvert.options import BuildOptions
+from trtconvert.runtime.contents import plugins_in
 from trtconvert.shapes import Range
 
 OPSETS = (17, 20)

@@ -1,118 +1,119 @@
-"""A plan in use: its creators registered, loaded on this machine's GPU, run on numpy arrays."""
+"""A plan in use: its creators registered, loaded on this machine's GPU, run on arrays of the host or of the GPU."""
 
 from __future__ import annotations
 
-import re
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock, local
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from trtconvert import adapter, gpu, launch, manifest, surroundings
-from trtconvert.backend import Backend, Log, logger, select
+from trtconvert import adapter, manifest, registration
+from trtconvert.backend import Backend, logger, select
 from trtconvert.bound import Bound
 from trtconvert.custom_ops import creators, libraries
-from trtconvert.diagnosis import contract, tensorrt_log
-from trtconvert.errors import ConvertError, NoUsableGpuError
+from trtconvert.diagnosis import contract
+from trtconvert.errors import ConvertError
 from trtconvert.manifest import IO, Manifest
+from trtconvert.runtime import contents, faults
+from trtconvert.runtime.context import Context
 
 if TYPE_CHECKING:
     from trtconvert.backend import types
 
 
-@dataclass(frozen=True)
-class PluginInPlan:
-    """A plugin layer as the plan's own bytes describe it."""
+def load_engine(plan: str | Path, backend: str = "auto", native: bool | None = None, *, graphs: int = 0) -> Engine:
+    """Load a plan: register the creators that it asks for, check backend, version, plugins and GPU, make it ready to run.
 
-    name: str
-    version: str
-    namespace: str
-    attributes: dict[str, str]
-    kernel: str
-
-
-def plugins_in(plan: bytes) -> list[PluginInPlan]:
-    """The trtconvert plugins in a plan, read from the launch descriptions that it carries. Needs no GPU.
-
-    TensorRT serializes a layer more than once, so the same one may appear again.
-    """
-    found = []
-    for match in re.finditer(rb"%s \d+\n.*?\nend\n" % launch.MAGIC.encode(), plan, re.DOTALL):
-        lines = [line.split(" ", 2) for line in match[0].decode(errors="replace").splitlines()]
-        values = {line[0]: line[1:] for line in lines if line[0] in ("op", "kernel")}
-        attributes = {line[1]: line[2] for line in lines if line[0] == "attribute" and len(line) == 3}
-        name, version, namespace = (*" ".join(values["op"]).split(" "), "")[:3]
-        found.append(PluginInPlan(name, version, namespace, attributes, values["kernel"][0]))
-    return found
-
-
-def load_engine(plan: str | Path, backend: str = "auto") -> Engine:
-    """Load a plan: register the creators that it asks for, check backend, version and GPU, make it ready to run.
-
-    Works without the manifest too, when all plugins are trtconvert's. Raises ConvertError that says what is missing,
-    NoUsableGpuError where no GPU can run it.
+    Works without the manifest too, when all plugins are trtconvert's. native: whether the C++ library's creators make the
+    plugins from now on (True), or the Python ones (False); whichever the process has where nothing is said. graphs: see
+    runtime.context.Context. Raises ConvertError that says what is missing: first what is wrong with the plan or with what is
+    installed, then NoUsableGpuError where no GPU can run it.
     """
     path = Path(plan)
-    return load(path, *manifest.read_plan(path), backend)
+    return load(path, *manifest.read_plan(path), backend, native, graphs=graphs)
 
 
-def load(path: Path, data: bytes, described: Manifest | None, backend: str = "auto") -> Engine:
+def load(
+    path: Path,
+    data: bytes,
+    described: Manifest | None,
+    backend: str = "auto",
+    native: bool | None = None,
+    *,
+    graphs: int = 0,
+) -> Engine:
     """`load_engine` of a plan that has been read and checked; the manifest's paths are relative to path's folder."""
-    gpu.require()
-    chosen = select(described.backend if described and backend == "auto" else backend)
-    if described and chosen.is_rtx and described.backend_version != chosen.version:
-        raise ConvertError(
-            f"the plan was built with TensorRT-RTX {described.backend_version}, this machine has {chosen.version}",
-            where=str(path),
-            fix=f"pip install tensorrt-rtx=={described.backend_version}, or build the plan again",
-        )
-    if described is not None:
-        libraries.load_libraries(path.parent, described.plugin_files, chosen.name)
-    register_creators(chosen, data, described)
-    engine = Engine(chosen, data, path)
+    chosen = register(data, described, path, backend, native)
+    faults.check_gpu(described, chosen, path)
+    engine = Engine(chosen, data, path, graphs)
     if described:
         contract.check_loaded(described, engine.inputs, engine.outputs)
     return engine
 
 
+def register(
+    data: bytes, described: Manifest | None, path: Path, backend: str = "auto", native: bool | None = None
+) -> Backend:
+    """All of `load_engine` that needs no GPU: the backend, with every creator registered that the plan wants. Safe to repeat,
+    and in threads."""
+    chosen = select(faults.check_plan(data, described, path, backend))
+    faults.check_version(contents.header(data), described, chosen, path)
+    if described is not None:
+        there = [file for file in described.plugin_files if (path.parent / file).exists()]
+        libraries.load_libraries(path.parent, there, chosen.name)
+    if native is not None:
+        (registration.use_native if native else registration.use_python)(chosen)
+    register_creators(chosen, data, described)
+    if described is not None:
+        wanted = [((p.name, p.version, p.namespace), p.provider) for p in described.plugins]
+        faults.check_plugins(wanted, creators.registered(chosen, ours=True), path)
+    return chosen
+
+
 def register_creators(backend: Backend, plan: bytes, described: Manifest | None) -> None:
     """Register a creator for each plugin that the manifest or the plan itself names; TensorRT's own are there then too."""
     creators.initialize(backend)
-    wanted = {(p.name, p.version, p.namespace) for p in plugins_in(plan)}
+    wanted = {p.key for p in contents.plugins_in(plan)}
     if described is not None:
         wanted |= {(p.name, p.version, p.namespace) for p in described.plugins if p.kind == "IPluginV3"}
     for name, version, namespace in sorted(wanted):
-        adapter.ensure_creator(backend, name, version, namespace)
+        registration.ensure_creator(backend, name, version, namespace)
 
 
 class Engine:
-    """A loaded engine with one execution context. inputs and outputs: name, dtype and shape, -1 for dynamic."""
+    """A loaded engine. inputs and outputs: name, dtype and shape, -1 for dynamic; host_inputs: those that decide shapes by their
+    values, which TensorRT reads on the host. Makes GPU 0 the current one of each thread that uses it."""
 
-    def __init__(self, backend: Backend, plan: bytes, path: Path) -> None:
+    def __init__(self, backend: Backend, plan: bytes, path: Path, graphs: int = 0) -> None:
         from cuda.core import Device  # needs a driver
 
-        self.backend, self.path = backend, path
+        self.backend, self.path, self.graphs = backend, path, graphs
         self.device = Device(0)
         self.device.set_current()
         self.logger, self.log = logger(backend)
         self.runtime: types.Runtime = backend.trt.Runtime(self.logger)
         self.engine: types.ICudaEngine = self.runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
-            raise load_error(self.log, backend, path)
+            raise self._load_error()
         self.stream = self.device.create_stream()
         names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
         tensors = [self._io(name) for name in names]
-        is_input = backend.trt.TensorIOMode.INPUT
+        is_input, on_host = backend.trt.TensorIOMode.INPUT, backend.trt.TensorLocation.HOST
         self.inputs = [t for t in tensors if self.engine.get_tensor_mode(t.name) == is_input]
         self.outputs = [t for t in tensors if self.engine.get_tensor_mode(t.name) != is_input]
-        self.context = self._new_context()
+        self.host_inputs = {t.name for t in self.inputs if self.engine.get_tensor_location(t.name) == on_host}
+        self._making, self._own = Lock(), local()
+        self._own.context = self._thread_context()  # a plugin that is missing shows here
 
     def _io(self, name: str) -> IO:
         dtype = adapter.dtype_name(self.engine.get_tensor_dtype(name))
         return IO(name, dtype, [*adapter.sizes(self.engine.get_tensor_shape(name))])
+
+    def _load_error(self) -> ConvertError:
+        return faults.load_error(self.log, self.backend, self.path, creators.registered(self.backend, ours=True))
 
     def bind(self, shapes: Mapping[str, Sequence[int]], values: Mapping[str, NDArray[Any]] | None = None) -> Bound:
         """Device buffers for these input shapes, with an execution context of their own, to be executed many times.
@@ -121,61 +122,48 @@ class Engine:
 
         Bindings of several shapes may live side by side, each with its CUDA graph. ConvertError as for `run`.
         """
-        return Bound(self, self._new_context(final_kernels=True), shapes, values or {})
+        return Bound(self, self.new_context(final_kernels=True), shapes, values or {})
 
-    def _new_context(self, final_kernels: bool = False) -> types.IExecutionContext:
+    def context(self, graphs: int | None = None) -> Context:
+        """A context of its own, for a thread that wants to hold it; `graphs` as for load_engine."""
+        return Context(self, self.graphs if graphs is None else graphs)
+
+    def new_context(self, final_kernels: bool = False) -> types.IExecutionContext:
+        """TensorRT's own execution context. final_kernels: with TensorRT-RTX, none but the kernels made for a shape."""
         context: types.IExecutionContext | None
-        if final_kernels and self.backend.is_rtx and any(-1 in (t.shape or ()) for t in self.inputs):
-            # RTX runs a fallback kernel until one for the shape is compiled in the background; a graph would keep that.
-            config: Any = self.engine.create_runtime_config()
-            strategy = self.backend.trt.DynamicShapesKernelSpecializationStrategy.EAGER
-            config.dynamic_shapes_kernel_specialization_strategy = strategy
-            context = self.engine.create_execution_context(config)
-        else:
-            context = self.engine.create_execution_context()
+        with self._making:
+            if final_kernels and self.backend.is_rtx and any(-1 in (t.shape or ()) for t in self.inputs):
+                # RTX runs a fallback kernel until one for the shape is compiled in the background; a graph would keep that.
+                config: Any = self.engine.create_runtime_config()
+                strategy = self.backend.trt.DynamicShapesKernelSpecializationStrategy.EAGER
+                config.dynamic_shapes_kernel_specialization_strategy = strategy
+                context = self.engine.create_execution_context(config)
+            else:
+                context = self.engine.create_execution_context()
         adapter.raise_failure()
         if context is None:
-            raise load_error(self.log, self.backend, self.path)
+            raise self._load_error()
         return context
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run once on host arrays and wait for the results. ConvertError for a missing name, wrong dtype or shape."""
-        arrays = {name: np.asarray(array) for name, array in feeds.items()}
-        bound = Bound(self, self.context, {name: array.shape for name, array in arrays.items()}, arrays)
-        bound.write(arrays)
-        bound.execute()
-        return bound.read()
+    def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """Run once, in a context of the calling thread: see Context.run. Threads run beside each other."""
+        context: Context | None = getattr(self._own, "context", None)
+        if context is None:
+            context = self._own.context = self._thread_context()
+        return context.run(feeds, stream)
+
+    def _thread_context(self) -> Context:
+        """It goes with the engine, so it must not keep the engine alive."""
+        weak: Any = weakref.proxy(self)
+        return Context(weak, self.graphs)
+
+    def __call__(self, *arrays: Any, **feeds: Any) -> dict[str, Any]:
+        """`run` with the inputs as arguments, in their order or by name."""
+        if len(arrays) > len(self.inputs):
+            raise ConvertError(f"the engine has {len(self.inputs)} inputs, got {len(arrays)} arrays")
+        return self.run({t.name: array for t, array in zip(self.inputs, arrays, strict=False)} | feeds)
 
     def check_names(self, given: Iterable[str]) -> None:
         """ConvertError unless these are the names of the inputs."""
         if set(given) != {t.name for t in self.inputs}:
             raise ConvertError(f"the engine's inputs are {[t.name for t in self.inputs]}, got {sorted(given)}")
-
-
-def load_error(log: Log, backend: Backend, path: Path) -> ConvertError:
-    """Why TensorRT did not load the plan, as its log tells."""
-    text = " ".join(log.errors)
-    missing = re.search(r"Cannot find plugin: ([^,]+), version: ([^,]+), namespace: ?([^.\s]*)", text)
-    if missing:
-        name, version, namespace = missing.groups()
-        return ConvertError(
-            f"the plan needs plugin {name}, version {version}{f', namespace {namespace}' if namespace else ''}, "
-            "and no creator of that name is registered",
-            where=str(path),
-            fix="load the plan with trtconvert.load_engine, or load the plugin's library first",
-        )
-    if "cannot run on this GPU" in text or "compute capability" in text.lower():
-        here = gpu.require()
-        return NoUsableGpuError(
-            f"the engine cannot run on this GPU ({here.name}, {here.arch}): {log.cause()}",
-            where=str(path),
-            fix=f"build with --target {here.arch}, if {backend.title} supports it",
-        )
-    if re.search(r"[Vv]ersion tag does not match|magic ?[Tt]ag|serialization.*version|incompatible.*version", text):
-        loaded = ", ".join(map(str, surroundings.loaded().values())) or "library unknown"
-        return ConvertError(
-            f"the plan was built by another TensorRT; running here: {backend.title} ({loaded})",
-            where=str(path),
-            fix="build it again with the TensorRT that runs it, or run it where it was built",
-        )
-    return ConvertError(f"{backend.title} cannot load the plan: {tensorrt_log.plain(log.cause())}", where=str(path))

@@ -216,6 +216,23 @@ def copy(device: int, host: int, size: int, stream: int, to_device: bool) -> Non
         _call(driver.cuMemcpyDtoHAsync(host, device, size, stream))
 
 
+def move(target: int, source: int, size: int, stream: int) -> None:
+    """Copy `size` bytes within device memory, ordered on the stream."""
+    if size:
+        _call(_driver().cuMemcpyDtoDAsync(target, source, size, stream))
+
+
+def sync(stream: int) -> None:
+    """Wait until all that was put on the stream is done."""
+    _call(_driver().cuStreamSynchronize(stream))
+
+
+def wait(stream: int, other: int) -> None:
+    """What is put on `stream` from now on waits for what is on the other stream now; the host does not."""
+    if stream != other:
+        Mark(other).hold(stream)
+
+
 def clear(device: int, size: int, stream: int) -> None:
     """Set `size` bytes of device memory to zero, ordered on the stream."""
     fill(device, 0, size, stream)
@@ -254,6 +271,35 @@ def capture(stream: int, work: Callable[[], object]) -> Callable[[], None]:
 
     weakref.finalize(launch, driver.cuGraphExecDestroy, ready)
     return launch
+
+
+class Mark:
+    """A point in a stream's work: other streams wait for it, the host asks whether it has passed."""
+
+    def __init__(self, stream: int) -> None:
+        driver = _driver()
+        flags = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        self._event = _call(driver.cuEventCreate(flags))
+        weakref.finalize(self, driver.cuEventDestroy, self._event)
+        _call(driver.cuEventRecord(self._event, stream))
+
+    def hold(self, stream: int) -> None:
+        """Let what is put on the stream from now on wait for this point."""
+        _call(_driver().cuStreamWaitEvent(stream, self._event, 0))
+
+    def sync(self) -> None:
+        """Let the host wait for this point."""
+        _call(_driver().cuEventSynchronize(self._event))
+
+    @property
+    def passed(self) -> bool:
+        """Whether the work before it is done."""
+        driver = _driver()
+        (status,) = driver.cuEventQuery(self._event)
+        if status == driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        _call((status,))
+        return True
 
 
 class Event:

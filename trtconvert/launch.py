@@ -248,6 +248,15 @@ def _encode_argument(kernel: str, arg: Argument) -> str:
     return f"float {float(arg)!r}"
 
 
+def too_new(number: int, where: str | None = None) -> ConvertError:
+    """What to say of a format that only a newer trtconvert reads."""
+    return ConvertError(
+        f"the plan's plugins use launch format {number}, this trtconvert reads up to {FORMAT}",
+        where=where,
+        fix="upgrade trtconvert on this machine, or build the plan again with this version",
+    )
+
+
 def decode(text: str) -> Launches:
     """Read the text form; ConvertError when it is damaged, or a newer trtconvert wrote it."""
     header, *lines = text.strip().splitlines() or [""]
@@ -255,10 +264,7 @@ def decode(text: str) -> Launches:
     if word != MAGIC or not number.isdigit():
         raise ConvertError("the plugin's launch description is not one of trtconvert's", where=header[:60])
     if int(number) > FORMAT:
-        raise ConvertError(
-            f"the plan's plugins use launch format {number}, this trtconvert reads up to {FORMAT}",
-            fix="upgrade trtconvert on this machine, or build the plan again with this version",
-        )
+        raise too_new(int(number))
     starts = [i for i, line in enumerate(lines) if line.startswith("kernel ")]
     try:
         if not starts:

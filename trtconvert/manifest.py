@@ -198,6 +198,12 @@ def read_plan(plan: Path) -> tuple[bytes, Manifest | None]:
 def check_plan(manifest: Manifest, plan: Path) -> bytes:
     """The plan's bytes, checked against the manifest's digest."""
     data = plan.read_bytes()
+    if len(data) < manifest.plan_bytes:
+        raise ConvertError(
+            f"the plan is cut off: {len(data)} bytes of {manifest.plan_bytes}",
+            where=str(plan),
+            fix="copy the plan again",
+        )
     if hashlib.sha256(data).hexdigest() != manifest.plan_sha256:
         raise ConvertError(
             f"the plan is not the one its manifest describes ({len(data)} bytes, expected {manifest.plan_bytes})",

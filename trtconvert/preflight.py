@@ -15,12 +15,12 @@ from trtconvert.custom_ops.attributes import op_title
 from trtconvert.diagnosis.faults import Fault
 from trtconvert.diagnosis.notices import notices
 from trtconvert.diagnosis.survey import NodeReport, survey
-from trtconvert.engine import plugins_in
 from trtconvert.errors import ConvertError
 from trtconvert.fuse import NearMiss, fuse_model
 from trtconvert.manifest import IO, Manifest, model_io
 from trtconvert.matching.rewrite import Fusion
 from trtconvert.profiles import sizes
+from trtconvert.runtime.contents import plugins_in
 
 __all__ = ["ModelReport", "NodeReport", "PlanReport", "PluginReport", "inspect", "inspect_model", "inspect_plan"]
 
@@ -77,12 +77,13 @@ def inspect(path: Path) -> ModelReport | PlanReport:
 def inspect_plan(path: Path) -> PlanReport:
     """Plugins, targets, inputs and outputs of a plan; ConvertError if it is not the one its manifest describes."""
     data, described = manifest.read_plan(path)
-    nodes = {plugin.name: len(plugin.nodes) for plugin in described.plugins} if described else {}
+    uses = described.plugins if described else []
+    nodes = {(use.name, use.version, use.namespace): len(use.nodes) for use in uses}
     counts = dict.fromkeys(
         (p.name, p.version, p.namespace, p.kernel, tuple(p.attributes.items())) for p in plugins_in(data)
     )
     found = [
-        PluginReport(name, version, namespace, kernel, dict(attributes), nodes.get(name))
+        PluginReport(name, version, namespace, kernel, dict(attributes), nodes.get((name, version, namespace)))
         for name, version, namespace, kernel, attributes in counts
     ]
     return PlanReport(str(path), len(data), described, found)

@@ -23,18 +23,23 @@ NAMES_SHOWN = 4  # of nodes of one op that are taken in the same way
 @click.option(
     "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), help="Python file or library. Repeatable."
 )
+@click.option("--runtime", is_flag=True, help="What loads the plan, and whether this machine has it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
-def command(path: Path, plugins: tuple[Path, ...], as_json: bool) -> None:
+def command(path: Path, plugins: tuple[Path, ...], runtime: bool, as_json: bool) -> None:
     """Describe a model (inputs, ops, what would be fused, what needs a plugin) or a plan (plugins, targets, origin).
 
     \b
     trtconvert inspect model.onnx
     trtconvert inspect engine.plan
+    trtconvert inspect engine.plan --runtime
     """
     from trtconvert import preflight  # --help must not load it
     from trtconvert.custom_ops import libraries
 
     libraries.load_plugins(plugins, "auto")
+    if runtime:
+        _runtime(path, as_json)
+        return
     report = preflight.inspect(path)
     if as_json:
         show.as_json(dataclasses.asdict(report))
@@ -42,6 +47,19 @@ def command(path: Path, plugins: tuple[Path, ...], as_json: bool) -> None:
         _plan(report)
     else:
         _model(report)
+
+
+def _runtime(path: Path, as_json: bool) -> None:
+    from trtconvert.runtime.needs import needs  # --help must not load it
+
+    found = needs(path)
+    if as_json:
+        show.as_json([dataclasses.asdict(need) for need in found])
+        return
+    show.table(["needs", "here", ""], [[need.what, "yes" if need.here else "no", need.found] for need in found])
+    for need in found:
+        if need.fix:
+            show.note(f"fix: {need.what}: {need.fix}")
 
 
 def _model(report: ModelReport) -> None:
@@ -116,7 +134,10 @@ def _plan(report: PlanReport) -> None:
     for plugin in report.plugins:
         layers = f", {plugin.layers} layer{'s' * (plugin.layers > 1)}" if plugin.layers else ""
         attributes = ", ".join(f"{name} {value}" for name, value in plugin.attributes.items())
-        click.echo(f"plugin    {plugin.name} version {plugin.version}{layers}, kernel {plugin.kernel}: {attributes}")
+        space = f" in namespace {plugin.namespace}" if plugin.namespace else ""
+        click.echo(
+            f"plugin    {plugin.name} version {plugin.version}{space}{layers}, kernel {plugin.kernel}: {attributes}"
+        )
     if not report.plugins:
         click.echo("plugin    none")
     if described is not None and described.verifications:

@@ -102,3 +102,40 @@ def check_(op: str, as_json: bool) -> None:
         sys.exit(1)
     if any(result.verdict == "not run" for result in results):
         sys.exit(3)
+
+
+@command.command("lib")
+def lib_() -> None:
+    """Path of the C++ library with the plugins of all built-in ops, for programs without Python.
+
+    \b
+    trtconvert plugins lib
+    trtexec --loadEngine=engine.plan --dynamicPlugins=$(trtconvert plugins lib)
+    """
+    from trtconvert.native import library  # --help must not load it
+
+    click.echo(library())
+
+
+@command.command("build-native")
+@click.option("--op", "files", multiple=True, type=click.Path(path_type=Path), help="A file with further ops.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it.")
+@click.option(
+    "--tensorrt-include", type=click.Path(path_type=Path), help="Folder of TensorRT's headers, to compile against."
+)
+def build_native_(files: tuple[Path, ...], output: Path | None, tensorrt_include: Path | None) -> None:
+    """Compile the C++ plugin library: the built-in ops, and those of the files. Needs g++ only.
+
+    \b
+    trtconvert plugins build-native -o libtrtconvert_plugins.so
+    trtconvert plugins build-native --op my_op.py -o libmy_plugins.so
+    """
+    from trtconvert import native, registry  # --help must not load it
+
+    if tensorrt_include is not None:
+        show.note(f"layout    as in the headers of {native.compare_layout(tensorrt_include)}")
+    if output is None and not files and tensorrt_include is None:
+        click.echo(native.library())
+        return
+    more = [(op.name, op.version, op.namespace) for file in files for op in registry.load_file(file)]
+    click.echo(native.compile_library(output or Path(native.NAME), more, tensorrt_include))

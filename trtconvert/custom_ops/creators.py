@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from trtconvert import adapter, registry
+from trtconvert import registration, registry
 from trtconvert.backend import Backend, logger
 from trtconvert.op import Op
 
@@ -54,7 +54,7 @@ class Creator:
 
 
 def of_op(op: type[Op]) -> Creator:
-    """The creator that adapter.ensure_creator will register for the op."""
+    """The creator that registration.ensure_creator will register for the op."""
     fields = tuple(Field(name, _OP_TYPES[kind], 1, getattr(op, name)) for name, kind in op.attributes().items())
     return Creator(op.name, op.version, op.namespace, "V3ONE", fields, registry.origin(op), op)
 
@@ -69,13 +69,13 @@ def initialize(backend: Backend) -> Any:
     return log  # which TensorRT goes on using
 
 
-def registered(backend: Backend) -> list[Creator]:
-    """The creators of all interfaces in TensorRT's registry, without those that adapter put there for Python ops."""
+def registered(backend: Backend, ours: bool = False) -> list[Creator]:
+    """The creators of all interfaces in TensorRT's registry; those that `registration` put there only if `ours`."""
     initialize(backend)
     found = backend.trt.get_plugin_registry()
     listed = getattr(found, "all_creators_recursive", None) or found.all_creators
     creators = [_described(backend, creator) for creator in listed if not creator.name.startswith(_INTERNAL)]
-    return [c for c in creators if not adapter.made(backend, c.name, c.version, c.namespace)]
+    return [c for c in creators if ours or not registration.made(backend, c.name, c.version, c.namespace)]
 
 
 def _described(backend: Backend, creator: Any) -> Creator:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import RLock
 
 from trtconvert import registry
 from trtconvert.backend import Backend, select
@@ -28,6 +29,7 @@ class Loaded:
 
 
 _loaded: dict[tuple[str, Path], Loaded] = {}
+_loading = RLock()  # what is new in the registry is the library's only if no other comes in between
 
 
 def is_library(path: Path) -> bool:
@@ -72,7 +74,11 @@ def load(path: Path, backend: Backend) -> Loaded:
     if not path.is_file():
         what = "not a file" if path.exists() else "plugin library not found"
         raise ConvertError(what, where=str(path), fix="give the path of a .so with plugins, or of a .py file")
-    resolved = path.resolve()
+    with _loading:
+        return _load(path, path.resolve(), backend)
+
+
+def _load(path: Path, resolved: Path, backend: Backend) -> Loaded:
     if (backend.name, resolved) in _loaded:
         return _loaded[backend.name, resolved]
     needed = elf.read(resolved).needed

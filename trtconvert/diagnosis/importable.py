@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import ModelProto, NodeProto
 
-from trtconvert import adapter
+from trtconvert import adapter, registration
 from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend, logger
@@ -101,7 +101,7 @@ def ask(lowered: Lowered, source: Path, backend: Backend) -> list[Fault]:
 def make_parser(backend: Backend, network: Any, log: Any, nodes: Sequence[PluginNode]) -> Any:
     """A parser for the network, with the creators of these nodes registered. network, log: to be kept alive."""
     for op in {node.op for node in nodes if node.op is not None}:
-        adapter.ensure_creator(backend, op.name, op.version, op.namespace, op)
+        registration.ensure_creator(backend, op.name, op.version, op.namespace, op)
     parser = backend.trt.OnnxParser(network, log)
     if any(onnx.defs.has(node.creator.name) for node in nodes):
         parser.set_flag(backend.trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)

@@ -15,10 +15,11 @@ from trtconvert import adapter, gpu, manifest
 from trtconvert import model as onnx_model
 from trtconvert.backend import Backend, logger
 from trtconvert.diagnosis.tensorrt_log import plain
-from trtconvert.engine import load_error, register_creators
+from trtconvert.engine import register_creators
 from trtconvert.errors import ConvertError
 from trtconvert.manifest import Manifest
 from trtconvert.refitting.structure import constants
+from trtconvert.runtime.faults import load_error
 
 SHOWN = 5
 
