@@ -16,7 +16,7 @@ from tests.suites import attempts, onnx_nodes
 from trtconvert import ConvertError, backend, build, gpu, reference
 from trtconvert import model as onnx_model
 from trtconvert.lower import Lowered, lower
-from trtconvert.network import BuildOptions
+from trtconvert.options import BuildOptions
 from trtconvert.profiles import bake
 from trtconvert.standard import WRITERS
 

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from trtconvert.accuracy.results import OutputResult, VerifyResult
     from trtconvert.bench import BenchResult, bench
     from trtconvert.build import BuildResult, build
+    from trtconvert.cache import CachedBuild, cached_build, load_or_build
     from trtconvert.deploy.cpp import export_cpp
     from trtconvert.deploy.triton import TritonModel, export_triton
     from trtconvert.engine import Engine, load_engine
     from trtconvert.fuse import FuseResult, NearMiss, fuse
     from trtconvert.manifest import Manifest
     from trtconvert.matching.rewrite import Fusion
-    from trtconvert.network import BuildOptions
     from trtconvert.op import Op, case
+    from trtconvert.options import BuildOptions
     from trtconvert.refit import RefitResult, refit
     from trtconvert.registry import register
     from trtconvert.verify import verify
@@ -37,9 +38,12 @@ __version__ = "0.1.0"
 _HOME = {
     "BenchResult": "bench",
     "bench": "bench",
-    "BuildOptions": "network",
+    "BuildOptions": "options",
     "BuildResult": "build",
     "build": "build",
+    "CachedBuild": "cache",
+    "cached_build": "cache",
+    "load_or_build": "cache",
     "TritonModel": "deploy.triton",
     "export_cpp": "deploy.cpp",
     "export_triton": "deploy.triton",
@@ -64,6 +68,7 @@ __all__ = [
     "BenchResult",
     "BuildOptions",
     "BuildResult",
+    "CachedBuild",
     "ConvertError",
     "Engine",
     "FuseResult",
@@ -78,11 +83,13 @@ __all__ = [
     "VerifyResult",
     "bench",
     "build",
+    "cached_build",
     "case",
     "export_cpp",
     "export_triton",
     "fuse",
     "load_engine",
+    "load_or_build",
     "refit",
     "register",
     "verify",

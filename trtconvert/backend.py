@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtconvert import gpu
 from trtconvert.errors import ConvertError
-from trtconvert.kernel import cache_dir
+from trtconvert.files import cache_dir
 
 if TYPE_CHECKING:
     import tensorrt as types  # how other modules name TensorRT's types
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["RTX_EXTRA_TARGETS", "RTX_TARGETS", "Backend", "Log", "installed", "logger", "select", "supports", "types"]
 
 MODULES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
+_PACKAGES = {"rtx": "tensorrt-rtx", "tensorrt": "tensorrt"}
 _INSTALL = {
     "rtx": "pip install tensorrt-rtx",
     "tensorrt": "pip install tensorrt (from NVIDIA's package index), or use NVIDIA's TensorRT container",
@@ -73,17 +75,32 @@ def installed(name: str) -> bool:
     return spec is not None and spec.origin is not None and not spec.origin.endswith(".pyi")
 
 
-def select(name: str = "auto") -> Backend:
-    """The backend of that name; auto prefers full TensorRT where it is installed and a GPU is there.
-
-    Sets Polygraphy's switch to the same one. Raises ConvertError when it is not installed or does not load.
-    """
+def resolve(name: str) -> str:
+    """Which backend a name means; auto is full TensorRT where it is installed and a GPU is there. Loads nothing."""
     if name == "auto":
         name = "tensorrt" if installed("tensorrt") and gpu.current() is not None else "rtx"
         if not installed(name) and installed("tensorrt"):
             name = "tensorrt"
     if name not in MODULES:
         raise ConvertError(f"unknown backend {name!r}", fix="use auto, rtx or tensorrt")
+    return name
+
+
+def unloaded(name: str) -> Backend:
+    """The backend as its package's metadata describe it, without its module; loaded where these do not tell."""
+    name = resolve(name)
+    try:
+        return Backend(name, None, metadata.version(_PACKAGES[name]))
+    except metadata.PackageNotFoundError:
+        return select(name)
+
+
+def select(name: str = "auto") -> Backend:
+    """The backend of that name, see `resolve`.
+
+    Sets Polygraphy's switch to the same one. Raises ConvertError when it is not installed or does not load.
+    """
+    name = resolve(name)
     os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1" if name == "rtx" else "0"
     with _loading:
         return _load(name)

@@ -22,7 +22,7 @@ from trtconvert.errors import ConvertError
 from trtconvert.inputs import random_feeds
 from trtconvert.lowering import functions
 from trtconvert.manifest import IO, Manifest
-from trtconvert.network import BuildOptions
+from trtconvert.options import BuildOptions
 from trtconvert.profiles.bake import decode
 from trtconvert.shapes import Range
 from trtconvert.timing import LayerTime, Timing, layers, measure

@@ -31,7 +31,8 @@ from trtconvert.lower import name_nodes
 from trtconvert.manifest import Manifest, PluginUse, model_io
 from trtconvert.matching.rewrite import Fusion
 from trtconvert.monitor import Progress
-from trtconvert.network import BuildOptions, Made, Maker, choose_targets
+from trtconvert.network import Made, Maker
+from trtconvert.options import BuildOptions, choose_targets
 from trtconvert.precision.convert import Conversion
 from trtconvert.precision.int8_build import Int8
 from trtconvert.profiles import bake, fit, shape_values, sizes

@@ -31,8 +31,9 @@ from trtconvert.errors import ConvertError
 from trtconvert.files import check_outputs
 from trtconvert.launch import Counted, Dim, Tensor
 from trtconvert.lower import Lowered
-from trtconvert.network import BuildOptions, Maker, Network, choose_targets, images_of
+from trtconvert.network import Maker, Network, images_of
 from trtconvert.op import Op
+from trtconvert.options import BuildOptions, choose_targets
 
 if TYPE_CHECKING:
     from trtconvert.backend import types

@@ -28,8 +28,8 @@ from trtconvert.errors import ConvertError
 from trtconvert.fuse import fuse_model
 from trtconvert.launch import Dim, Tensor
 from trtconvert.model import numpy_dtype
-from trtconvert.network import BuildOptions
 from trtconvert.op import Case, Op
+from trtconvert.options import BuildOptions
 from trtconvert.runtime.contents import plugins_in
 from trtconvert.shapes import Range
 

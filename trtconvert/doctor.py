@@ -10,6 +10,7 @@ from importlib import metadata
 
 from trtconvert import backend, gpu, kernel, surroundings
 from trtconvert.errors import ConvertError
+from trtconvert.files import cache_dir
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _backend(name: str) -> Finding:
 
 
 def _cache() -> Finding:
-    folder = kernel.cache_dir()
+    folder = cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK)

@@ -33,7 +33,19 @@ def load_engine(plan: str | Path, backend: str = "auto", native: bool | None = N
     installed, then NoUsableGpuError where no GPU can run it.
     """
     path = Path(plan)
-    data, described = manifest.read_plan(path)
+    return load(path, *manifest.read_plan(path), backend, native, graphs=graphs)
+
+
+def load(
+    path: Path,
+    data: bytes,
+    described: Manifest | None,
+    backend: str = "auto",
+    native: bool | None = None,
+    *,
+    graphs: int = 0,
+) -> Engine:
+    """`load_engine` of a plan that has been read and checked; the manifest's paths are relative to path's folder."""
     chosen = register(data, described, path, backend, native)
     faults.check_gpu(described, chosen, path)
     engine = Engine(chosen, data, path, graphs)

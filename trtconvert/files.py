@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all; and where those lie that the tool keeps for itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from trtconvert.errors import ConvertError
+
+
+def cache_dir() -> Path:
+    """$TRTCONVERT_CACHE_DIR, or trtconvert under the user's cache folder."""
+    chosen = os.environ.get("TRTCONVERT_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtconvert"
 
 
 def check_writable(path: Path) -> None:
@@ -68,7 +76,7 @@ def _temporary(path: Path, data: bytes | Iterable[bytes]) -> str:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
-    except OSError:
+    except BaseException:  # pieces may raise anything, and the user may press Ctrl-C
         os.unlink(temporary)
         raise
     return temporary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ def _call(result: tuple[Any, ...]) -> Any:
 def find() -> Gpu | str:
     """The first GPU, or the sentence why there is none."""
     try:
+        if sys.platform == "linux":
+            ctypes.CDLL("libcuda.so.1")  # the bindings take a while to load, and are no use without it
         driver = _driver()
         _call(driver.cuInit(0))
         if _call(driver.cuDeviceGetCount()) == 0:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from trtconvert.errors import ConvertError
-from trtconvert.files import write_file
+from trtconvert.files import cache_dir, write_file
 from trtconvert.kernels import headers
 
 CPP_TYPES = {
@@ -26,14 +24,6 @@ CPP_TYPES = {
 }
 # What kernels must compile for: whatever TensorRT and TensorRT-RTX run on.
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "sm_121")
-
-
-def cache_dir() -> Path:
-    """$TRTCONVERT_CACHE_DIR, or trtconvert under the user's cache folder."""
-    chosen = os.environ.get("TRTCONVERT_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtconvert"
 
 
 @dataclass(frozen=True)

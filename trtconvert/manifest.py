@@ -159,12 +159,20 @@ def read(plan: Path) -> Manifest:
             "the plan has no manifest beside it", where=str(path), fix="copy the .plan.json together with the .plan"
         )
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return decode(path.read_bytes(), str(path))
+    except OSError as error:
+        raise _unreadable(str(path), error) from error
+
+
+def decode(text: bytes, where: str) -> Manifest:
+    """A manifest's file read. ConvertError when it is damaged or newer than this tool; where: for the message."""
+    try:
+        data = json.loads(text.decode("utf-8"))
         schema = int(data["schema"])
         if schema > SCHEMA:
             raise ConvertError(
                 f"the manifest has schema {schema}, this trtconvert reads up to {SCHEMA}",
-                where=str(path),
+                where=where,
                 fix="upgrade trtconvert",
             )
         data |= {k: [IO(**io) for io in data[k]] for k in data if k.endswith(("_inputs", "_outputs"))}
@@ -172,10 +180,12 @@ def read(plan: Path) -> Manifest:
         data["precision"] = Precision(told) if isinstance(told, str) else Precision(**told)
         data["plugins"] = [PluginUse(**plugin) for plugin in data["plugins"]]
         return Manifest(**data)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConvertError(
-            f"the manifest cannot be read: {error}", where=str(path), fix="build the plan again"
-        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(where, error) from error
+
+
+def _unreadable(where: str, error: Exception) -> ConvertError:
+    return ConvertError(f"the manifest cannot be read: {error}", where=where, fix="build the plan again")
 
 
 def read_plan(plan: Path) -> tuple[bytes, Manifest | None]:

@@ -41,7 +41,7 @@ def place(name: str = NAME, more: Iterable[tuple[str, str, str]] = ()) -> Path:
 
     name: LOADER for that. more: ops beside the built-in ones.
     """
-    from trtconvert.kernel import cache_dir  # setup.py has no numpy
+    from trtconvert.files import cache_dir  # setup.py needs none of this
 
     folder, other = sources(), sorted(more)
     if (folder / name).is_file() and not other:

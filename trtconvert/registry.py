@@ -51,6 +51,12 @@ def ops() -> list[type[Op]]:
     return [op for _, op in sorted(_ops.items())]
 
 
+def added() -> list[type[Op]]:
+    """The ops that came into this process otherwise than by entry points: from --plugin files and by `register`."""
+    installed = {entry.module for entry in entry_points(group=GROUP)}
+    return [op for _, op in sorted(_ops.items()) if op.__module__ not in installed]
+
+
 def _load_entry_points() -> None:
     global _loaded
     if _loaded:

@@ -17,7 +17,8 @@ from trtconvert.errors import ConvertError
 from trtconvert.fuse import fuse_model
 from trtconvert.lower import Lowered
 from trtconvert.manifest import Manifest
-from trtconvert.network import BuildOptions, Maker
+from trtconvert.network import Maker
+from trtconvert.options import BuildOptions
 from trtconvert.profiles.bake import bake, decode
 from trtconvert.shapes import Profile, Range
 

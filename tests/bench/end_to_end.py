@@ -30,7 +30,7 @@ from trtconvert import build, gpu, load_engine, reference, timing
 from trtconvert import model as onnx_model
 from trtconvert.backend import select
 from trtconvert.bench import NATIVE, PLUGINS, build_native
-from trtconvert.network import BuildOptions
+from trtconvert.options import BuildOptions
 
 LIMIT_S = 900
 NAMES = ("wav2vec2", "sam-decoder", "sam-prompt", "lightglue", "pvt-v2", "convnext-v2")

@@ -19,6 +19,7 @@ COMMANDS = {
     "export": "Take a plan to Triton, a C++ program or trtexec.",
     "inspect": "Describe a model or a plan.",
     "plugins": "List the ops, or check one from pattern to kernel.",
+    "cache": "List the engines that --cache keeps, or clear them.",
     "doctor": "Say what this machine can build and run, and what is missing.",
 }
 

@@ -68,7 +68,7 @@ def command(
     trtconvert bench engine.plan --json
     """
     from trtconvert.bench import bench  # --help must not load it
-    from trtconvert.network import BuildOptions
+    from trtconvert.options import BuildOptions
     from trtconvert.profiles import bake, shape_values
     from trtconvert.shapes import parse
 

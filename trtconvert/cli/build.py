@@ -14,6 +14,8 @@ from trtconvert.precision.options import CALIBRATORS, CASTERS, KEEP, PRECISIONS
 
 if TYPE_CHECKING:
     from trtconvert.build import BuildResult
+    from trtconvert.cache import CachedBuild
+    from trtconvert.manifest import Manifest
 
 CHOICES_SHOWN = 8
 TENSORS_SHOWN = 8
@@ -123,6 +125,8 @@ TENSORS_SHOWN = 8
 @click.option("--version-compatible", is_flag=True, help="The plan runs in later TensorRT versions of the same major.")
 @click.option("--hardware-compatible", is_flag=True, help="The plan runs on Ampere and newer GPUs.")
 @click.option("--backend", type=click.Choice(["auto", "rtx", "tensorrt"]), default="auto", show_default=True)
+@click.option("--cache", "cached", is_flag=True, help="Take the engine from the cache, or build it and keep it there.")
+@click.option("--cache-size", metavar="SIZE", help="What the cache may take, with --cache. Default: 20G.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
 @click.option("-v", "--verbose", is_flag=True, help="Show TensorRT's log.")
 def command(
@@ -145,6 +149,8 @@ def command(
     calib: Path | None,
     calib_method: str,
     calib_search: bool,
+    cached: bool,
+    cache_size: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -159,10 +165,10 @@ def command(
     trtconvert build model.onnx --fuse all
     trtconvert build model.onnx --precision fp16
     trtconvert build model.onnx --precision int8 --calib samples.npz
+    trtconvert build model.onnx --cache
     """
-    from trtconvert.build import build  # --help must not load it
-    from trtconvert.custom_ops.wishes import parse as parse_wishes
-    from trtconvert.network import BuildOptions
+    from trtconvert.custom_ops.wishes import parse as parse_wishes  # --help must not load it
+    from trtconvert.options import BuildOptions
     from trtconvert.precision.options import PrecisionOptions
     from trtconvert.profiles import bake, shape_values
     from trtconvert.shapes import parse
@@ -180,6 +186,8 @@ def command(
         raise click.UsageError("--calib-search needs --precision int8 or int8+fp16")
     if precision == "int8" and (io_precision != KEEP or caster != CASTERS[0]):
         raise click.UsageError("int8 leaves the rest as it is: --io-precision and --caster need int8+fp16")
+    if cache_size is not None and not cached:
+        raise click.UsageError("--cache-size needs --cache")
     chosen = BuildOptions(
         shapes=parse(shapes),
         bake=bake.parse(baked),
@@ -187,19 +195,27 @@ def command(
         precision=PrecisionOptions(precision or "", io_precision, keep_fp32, caster, calib, calib_method, calib_search),
         values=shape_values.parse(values),
         targets=tuple(t.strip() for t in target.split(",") if t.strip()),
-        workspace=_bytes(workspace),
+        workspace=_bytes(workspace, "--workspace"),
         fuse="none" if nothing else fuse,
         no_fuse=() if nothing else tuple(dict.fromkeys(no_fuse)),
         **options,
     )
     with show.progress() as progress:
-        result = build(model, output, chosen, progress)
+        if cached:
+            from trtconvert.cache import LIMIT, cached_build
+
+            limit = _bytes(cache_size, "--cache-size")
+            result: BuildResult | CachedBuild = cached_build(model, output, chosen, progress, limit or LIMIT)
+        else:
+            from trtconvert.build import build
+
+            result = build(model, output, chosen, progress)
     for notice in result.notices:
         show.note(f"note: {notice}")
     if as_json:
         import dataclasses
 
-        show.as_json(dataclasses.asdict(result.manifest))
+        show.as_json(dataclasses.asdict(result.manifest) | _of_cache(result))
     else:
         _report(result)
 
@@ -214,7 +230,13 @@ def _model_behind_no_fuse(model: Path | None, nodes: tuple[str, ...]) -> tuple[P
     return Path(nodes[taken]), (*nodes[:taken], "", *nodes[taken + 1 :])
 
 
-def _report(result: BuildResult) -> None:
+def _of_cache(result: BuildResult | CachedBuild) -> dict[str, Any]:
+    """What --json says of the cache, where it was asked for."""
+    asked = ("key", "hit", "made")
+    return {"cache": {name: getattr(result, name) for name in asked}} if hasattr(result, "key") else {}
+
+
+def _report(result: BuildResult | CachedBuild) -> None:
     described = result.manifest
     click.echo(f"plan      {result.plan} ({show.megabytes(described.plan_bytes)})")
     click.echo(f"manifest  {result.plan}.json")
@@ -227,43 +249,43 @@ def _report(result: BuildResult) -> None:
     for line in show.precision(described.precision):
         click.echo(line)
     names = [f"{plugin.name} x{len(plugin.nodes)}" for plugin in described.plugins]
-    click.echo(f"plugins   {', '.join(names) or 'none'}  ({len(result.fusions)} fused)")
-    for line in _choices(result):
+    click.echo(f"plugins   {', '.join(names) or 'none'}  ({len(described.fusions)} fused)")
+    for line in _choices(described):
         click.echo(line)
     click.echo(f"time      {result.seconds:.1f} s")
 
 
-def _choices(result: BuildResult) -> Iterator[str]:
+def _choices(described: Manifest) -> Iterator[str]:
     """What was kept and why, a line for all fusions that it says the same of; then the engine."""
     counts = Counter(
-        (c.kept, c.op, " ".join(filter(None, ("x".join(map(str, c.shape or ())), c.dtype))), c.reason)
-        for c in result.choices
-        if c.how != "forced"
+        (c["kept"], c["op"], " ".join(filter(None, ("x".join(map(str, c["shape"] or ())), c["dtype"]))), c["reason"])
+        for c in described.choices
+        if c["how"] != "forced"
     )
     for (kept, op, size, reason), count in list(counts.items())[:CHOICES_SHOWN]:
         yield f"{'fused' if kept else 'native':9} {op} x{count}{f' ({size})' if size else ''}: {reason}"
     if len(counts) > CHOICES_SHOWN:
         yield f"          and {len(counts) - CHOICES_SHOWN} more choices, see the manifest"
-    whole = result.whole
-    if whole is not None and whole.kept and whole.plugins_us is not None:
-        pairs = [(e["plugins"], e["native"]) for e in whole.errors.values()]
+    whole = described.whole_engine
+    if whole and whole["kept"] and whole["plugins_us"] is not None:
+        pairs = [(e["plugins"], e["native"]) for e in whole["errors"].values()]
         worst = max(pairs, key=lambda pair: pair[0] or 0.0, default=(None, None))
         errors = f"; relative L2 error {worst[0]:.1e}, native {worst[1]:.1e}" if None not in worst else ""
         yield (
-            f"engine    {whole.plugins_us:.1f} us with plugins, native {whole.native_us:.1f} us"
-            f"{'' if whole.graph else ', without a CUDA graph'}{errors}"
+            f"engine    {whole['plugins_us']:.1f} us with plugins, native {whole['native_us']:.1f} us"
+            f"{'' if whole['graph'] else ', without a CUDA graph'}{errors}"
         )
-    if whole is not None and whole.reason:
-        yield f"engine    {whole.reason}"
-    if timed := [c for c in result.choices if c.native_us is not None]:
-        yield f"measured  on {timed[0].machine}, in CUDA graphs where nothing else is said"
+    if whole and whole["reason"]:
+        yield f"engine    {whole['reason']}"
+    if timed := [c for c in described.choices if c["native_us"] is not None]:
+        yield f"measured  on {timed[0]['machine']}, in CUDA graphs where nothing else is said"
 
 
-def _bytes(text: str | None) -> int | None:
+def _bytes(text: str | None, option: str) -> int | None:
     if text is None:
         return None
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
     if not number.isdigit():
-        raise click.BadParameter(f"{text!r} is not a size; write 512M or 2G", param_hint="--workspace")
+        raise click.BadParameter(f"{text!r} is not a size; write 512M or 2G", param_hint=option)
     return int(number) * unit

@@ -159,7 +159,7 @@ def carry_(model: Path, output: Path, target: str, plugins: tuple[Path, ...], ba
     trtexec --onnx=carried.onnx --dynamicPlugins=$(trtconvert plugins lib) --saveEngine=engine.plan
     """
     from trtconvert import carried  # --help must not load it
-    from trtconvert.network import BuildOptions
+    from trtconvert.options import BuildOptions
 
     wanted = tuple(part.strip() for part in target.split(",") if part.strip())
     nodes = carried.write(model, output, BuildOptions(targets=wanted, plugins=plugins, backend=backend))

@@ -57,11 +57,12 @@ def shape(dims: Sequence[int | str | None] | None) -> str:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on stderr when that is a terminal; elsewhere a line where it takes long: when something is measured."""
+    """A progress bar on stderr when that is a terminal; elsewhere a line where it takes long: when something is measured,
+    or another process waited for."""
     if not sys.stderr.isatty():
 
         def say(phase: str, step: int, steps: int) -> None:
-            if step == 0 and phase.startswith("measuring"):
+            if step == 0 and phase.startswith(("measuring", "waiting")):
                 note(f"note: {phase}, {steps} to do" if steps > 1 else f"note: {phase}")
 
         yield say

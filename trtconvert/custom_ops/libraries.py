@@ -61,6 +61,11 @@ def load_libraries(folder: Path, files: Iterable[str], backend: str) -> None:
     load_plugins((folder / file for file in files if is_library(folder / file)), backend)
 
 
+def opened() -> set[Path]:
+    """The libraries that this process has loaded."""
+    return {path for _, path in _loaded}
+
+
 def load(path: Path, backend: Backend) -> Loaded:
     """Open the library and register what its `getCreators` returns; one that registers itself when opened does that.
 

@@ -100,7 +100,7 @@ def _tensor(declared: ValueInfoProto, value: Any) -> TensorProto:
         kind = (declared.type.WhichOneof("value") or "unknown").removesuffix("_type")
         raise ConvertError(f"--bake {name}: the input is of type {kind}, only tensors can be constants")
     elem_type = declared.type.tensor_type.elem_type
-    path = _file(value)
+    path = file_named(value)
     if path is not None:
         value = _read(name, path)
     if isinstance(value, TensorProto):
@@ -135,7 +135,7 @@ def _check_shape(name: str, got: tuple[int, ...], declared: onnx_graph.Shape | N
         )
 
 
-def _file(value: Any) -> Path | None:
+def file_named(value: Any) -> Path | None:
     """The file that the value names: after @, or by its suffix."""
     if isinstance(value, Path):
         return value
