@@ -6,7 +6,7 @@
 
 namespace trtconvert_abi {
 
-// version: what getInferLibVersion returns. -1 for a TensorRT that is not known. TensorRT-RTX 1.x was seen to be as TensorRT 11.
+// version: what getInferLibVersion returns. -1 for a TensorRT that is not known. TensorRT-RTX 1.6 and 1.7 were seen to be as TensorRT 11.
 inline int place_of_load_library(bool rtx, int32_t version) {
     int32_t const major = version / 10000;
     if (rtx) return major == 1 ? 6 : -1;
