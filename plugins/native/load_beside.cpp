@@ -2,8 +2,8 @@
 //
 // Triton's TensorRT backend opens the files of its option `plugins` with dlopen and does nothing more with them (its
 // src/tensorrt.cc, 2026), so a library that exports getCreators, which IPluginRegistry::loadLibrary would call, stays unknown
-// there. This one calls loadLibrary for every .so in its own folder. TensorRT refuses a library whole if it has one of its plugins
-// already, as when two models bring a library each; what is new in it is then registered alone.
+// there. This one calls loadLibrary for every .so in its own folder. TensorRT refuses a library whole if it has one of its
+// plugins already, as when two models bring a library each; what is new in it is then registered alone.
 #include "registry_abi.h"
 
 #include <dirent.h>

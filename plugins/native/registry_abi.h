@@ -1,4 +1,4 @@
-// IPluginRegistry, of which load_beside.cpp calls two functions. Their places among its virtual functions differ between the major
+// IPluginRegistry, of which load_beside.cpp calls two functions. Their places among its virtual functions differ between major
 // versions: they follow the order of declaration in NvInferRuntimeCommon.h, the destructor counting for two. layout.cpp compares
 // them with the headers.
 #pragma once
@@ -6,7 +6,8 @@
 
 namespace trtconvert_abi {
 
-// version: what getInferLibVersion returns. -1 for a TensorRT that is not known. TensorRT-RTX 1.x was seen to be as TensorRT 11.
+// version: what getInferLibVersion returns. -1 for a TensorRT that is not known. TensorRT-RTX 1.6 and 1.7 were seen to be as
+// TensorRT 11.
 inline int place_of_load_library(bool rtx, int32_t version) {
     int32_t const major = version / 10000;
     if (rtx) return major == 1 ? 6 : -1;
