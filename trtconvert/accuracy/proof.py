@@ -66,7 +66,7 @@ class Proof:
             except ConvertError:  # an op that does not take what was changed; then it is not looked for
                 continue
             self.suspects[name] = suspect
-        self.trials: dict[tuple[str, str], Trial] = {}
+        self.trials: dict[str, Trial] = {}
         self._twins: dict[str, tuple[Arrays, dict[str, Errors]]] = {}  # outputs and their errors
         self._first: str | None = None  # what makes NaN or Inf in the twin
         self.quantized = {
@@ -134,10 +134,9 @@ class Proof:
             )
             for name, want in expected.items()
         }
+        known = {} if plain or self.tolerance is not None else self._suspected(comparison, outputs, twin)
         for name, verdict in verdicts.items():
-            told = [verdict.fault] if verdict.fault else []
-            if not plain and self.tolerance is None:
-                told += self._suspected(name, comparison, outputs, twin[name])
+            told = [verdict.fault] * bool(verdict.fault) + known.get(name, [])
             node = ""
             if told:
                 told += self._swapped(name, got, expected, verdicts)
@@ -197,18 +196,22 @@ class Proof:
         return known.get(name)
 
     def _suspected(
-        self, name: str, comparison: str, outputs: Mapping[str, Arrays], twin: NDArray[Any] | None
-    ) -> Iterator[str]:
-        """The suspects that explain the errors of the output on all inputs so far."""
-        got, want = outputs[comparison].get(name), outputs[REFERENCE][name]
-        if got is None or (want.dtype.kind in "iub" and name not in self.quantized) or not self.suspects:
-            return
-        trial = self.trials.setdefault((comparison, name), Trial(len(self.suspects)))
-        trial.hear(got, want, twin, [outputs[key][name] for key in self.suspects])
-        for number, share in trial.found():
-            suspect = [*self.suspects.values()][number]
-            nodes = ", ".join(suspect.nodes[:3]) + (f" and {len(suspect.nodes) - 3} more" if suspect.nodes[3:] else "")
-            yield f"{suspect.says} explains the error ({share:.2f} of its effect): {nodes}"
+        self, comparison: str, outputs: Mapping[str, Arrays], twin: Mapping[str, NDArray[Any] | None]
+    ) -> dict[str, list[str]]:
+        """For each output, the suspects that show in it and explain the errors of all outputs on all inputs so far."""
+        trial, got = self.trials.setdefault(comparison, Trial(len(self.suspects))), outputs[comparison]
+        shown = {
+            name: trial.hear(got[name], want, twin[name], [outputs[key][name] for key in self.suspects])
+            for name, want in outputs[REFERENCE].items()
+            if name in got and (want.dtype.kind not in "iub" or name in self.quantized) and self.suspects
+        }
+        found = {number: self._explains(number, share) for number, share in trial.found()}
+        return {name: [found[number] for number in numbers if number in found] for name, numbers in shown.items()}
+
+    def _explains(self, number: int, share: float) -> str:
+        suspect = [*self.suspects.values()][number]
+        nodes = ", ".join(suspect.nodes[:3]) + (f" and {len(suspect.nodes) - 3} more" if suspect.nodes[3:] else "")
+        return f"{suspect.says} explains the error ({share:.2f} of its effect): {nodes}"
 
     def _swapped(self, name: str, got: Arrays, expected: Arrays, verdicts: Mapping[str, Verdict]) -> Iterator[str]:
         """Whether it holds what belongs into another output."""

@@ -24,7 +24,7 @@ from trtconvert.feeds.feed import feeds as random_feeds
 from trtconvert.graph import GraphView
 from trtconvert.precision import casters
 from trtconvert.precision.casting import Casting, Stays, Told
-from trtconvert.precision.islands import Islands
+from trtconvert.precision.islands import IN_INT8, Islands
 from trtconvert.precision.kinds import KINDS
 from trtconvert.precision.measure import Extent, measure
 from trtconvert.precision.options import CASTERS, KEEP, PrecisionOptions
@@ -116,7 +116,8 @@ class Conversion:
         kept: list[Kept] = []
 
         def told(view: GraphView, node: NodeProto, reason: str) -> None:
-            kept.append(Kept(view.path + wishes.default_name(node), node.op_type, reason))
+            if reason != IN_INT8:
+                kept.append(Kept(view.path + wishes.default_name(node), node.op_type, reason))
 
         made = onnx_model.copy(ready)
         if self.options.caster == CASTERS[0]:

@@ -16,12 +16,14 @@ from trtconvert.custom_ops.wishes import is_meant
 from trtconvert.graph import GraphView
 from trtconvert.model import STANDARD_DOMAINS, numpy_dtype
 from trtconvert.precision import engines
+from trtconvert.precision.int8_places import PRODUCTS
 from trtconvert.precision.kinds import Kind
 from trtconvert.precision.measure import Extent, of_array
 from trtconvert.precision.uses import Uses, epsilon
 
 HEADROOM = 2.0  # other inputs than those measured may make values this many times as large
 MASK = 0.5  # of the largest number: what a mask's -1e9 becomes, so that two of them added, or scores, do not overflow
+IN_INT8 = "is quantized: its steps and sums are float32 in int8 products"
 STEPS = 4  # an epsilon of fewer least steps of the type is off by more than an eighth
 TURN = 0.02  # radians by which an angle may be off
 _LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -60,10 +62,30 @@ class Islands:
             return "--keep-fp32"
         if node.domain not in STANDARD_DOMAINS:
             return next(self._of_values(view, node), None)
+        if self._is_int8(view, node):
+            return IN_INT8
         if (lacking := engines.lacking(node, self.kind.dtype)) is not None:
             return lacking
         reasons = chain(self._of_op(view, node), self._of_uses(view, node), self._of_values(view, node))
         return next(reasons, None)
+
+    def _is_int8(self, view: GraphView, node: NodeProto) -> bool:
+        """Whether it is quantized, or a product of what is. With float16 steps TensorRT-RTX 1.6.1 multiplies these in float16,
+        where steps of 0.03 and 5e-4 overflow their reciprocal: on an H200, infinite or, relative L2, 2.7e-3 off instead of
+        2e-4. A DequantizeLinear of weights that a product in floats reads may change."""
+        if node.op_type == "QuantizeLinear":
+            return view.info(node.output[0]).dtype == "int8"
+        if node.op_type == "DequantizeLinear" and view.info(node.input[0]).dtype == "int8":
+            readers = [view.nodes[index] for index in view.consumers.get(node.output[0], ())]
+            return all(reader.op_type not in PRODUCTS or self._is_int8(view, reader) for reader in readers)
+        makers = [view.producer(name) for name in node.input[:2]]
+        return node.op_type in PRODUCTS and all(
+            maker is not None
+            and maker.op_type == "DequantizeLinear"
+            and maker.domain in STANDARD_DOMAINS
+            and view.info(maker.input[0]).dtype == "int8"
+            for maker in makers
+        )
 
     def rounded(self, _name: str, array: NDArray[Any]) -> NDArray[Any]:
         """A constant in the narrower type: finite numbers stay finite, a mask's far from the type's end."""
