@@ -22,11 +22,13 @@ class BuildWithLibrary(build_py):
         sys.path.insert(0, str(ROOT))
         from trtconvert import ConvertError, native
 
-        library = Path(self.build_lib) / "trtconvert" / "plugins" / "native" / native.NAME
-        library.unlink(missing_ok=True)  # of an earlier build
+        folder = Path(self.build_lib) / "trtconvert" / "plugins" / "native"
+        for made in (folder / native.NAME, folder / native.LOADER):
+            made.unlink(missing_ok=True)  # of an earlier build
         if COMPILES and not self.editable_mode:
             try:
-                native.compile_library(library, folder=ROOT / "plugins" / "native")
+                native.compile_library(folder / native.NAME, folder=ROOT / "plugins" / "native")
+                native.compile_loader(folder / native.LOADER, folder=ROOT / "plugins" / "native")
             except ConvertError as error:  # the rest works without
                 print(f"without the C++ plugin library: {error}", file=sys.stderr)
 

@@ -19,9 +19,10 @@ from tests.faulty import FAULTS, ROWS, WIDE, WIDTH, Chain, planted, relative
 from tests.graphs import graph, named
 from trtconvert import reference
 from trtconvert.accuracy import references, rules, suspects
-from trtconvert.accuracy.bisect import NothingWrongError, Suspect, Wrong, bisect
+from trtconvert.accuracy.bisect import bisect
 from trtconvert.accuracy.parts import Arrays, Parts
 from trtconvert.accuracy.trace import distance
+from trtconvert.accuracy.wrong import NothingWrongError, Suspect, Wrong
 from trtconvert.errors import ConvertError
 
 HERE = Path()
@@ -77,6 +78,26 @@ def test_every_fault_is_found(name: str, draw: st.DataObject) -> None:
     assert len(wrong.nodes) == 1 + (fault.kind == "quantize")  # uint8 is no output
     assert wrong.single
     assert wrong.confirmed
+
+
+@pytest.mark.parametrize("length", [100, 250])
+@pytest.mark.parametrize("place", [0, 0.3, 0.6, 1])
+def test_stretch_by_stretch(place: float, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine has more nodes than a stretch, but where the error hides in one."""
+    monkeypatch.setattr("trtconvert.accuracy.bisect.STRETCH", 30)
+    made = chain(length, "matmul", "norm")
+    model, sites = made.model(), made.kinds["matmul"]
+    node = sites[round(place * (len(sites) - 1))]
+    sizes = []
+
+    def wreck(marked: ModelProto) -> ModelProto:
+        sizes.append(len(marked.graph.node))
+        return planted(marked, node, FAULTS["transposed weights"].change)
+
+    wrong = search(model, wreck, data())
+    assert (names(model, wrong), wrong.single, wrong.confirmed) == ([node], True, True)
+    assert sizes[0] == len(model.graph.node)  # the engine in question
+    assert max(sizes[1:]) <= max(30, math.ceil(len(model.graph.node) / 4))
 
 
 @pytest.mark.parametrize("name", ALWAYS_SEEN)
@@ -244,8 +265,10 @@ def _zeroed(model: ModelProto, node: NodeProto) -> None:
     node.input[0] = name
 
 
-def test_an_error_that_hides_when_it_is_looked_at() -> None:
+@pytest.mark.parametrize("stretch", [800, 30])
+def test_an_error_that_hides_when_it_is_looked_at(stretch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that fusing makes: it is gone as soon as the tensor between the fused nodes is an output."""
+    monkeypatch.setattr("trtconvert.accuracy.bisect.STRETCH", stretch)
     made = chain(60, "matmul", "norm")
     model = made.model()
     node = made.kinds["matmul"][9]

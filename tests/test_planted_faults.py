@@ -16,11 +16,12 @@ from tests.graphs import FAST, save
 from tests.planted_faults import DTYPES, FAULTS, feeds, missed, model, stand_ins, wrecked
 from trtconvert import build
 from trtconvert.accuracy import references
-from trtconvert.accuracy.bisect import Suspect, bisect
+from trtconvert.accuracy.bisect import bisect
 from trtconvert.accuracy.parts import Parts
 from trtconvert.accuracy.proof import Proof
 from trtconvert.accuracy.running import ModelRun
 from trtconvert.accuracy.trace import distance
+from trtconvert.accuracy.wrong import Suspect
 from trtconvert.cli import cli
 
 SEEDS = 4

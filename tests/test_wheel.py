@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.native_libraries import needs_compiler
-from trtconvert.native import NAME
+from trtconvert.native import LOADER, NAME
 
 IN_WHEEL = f"trtconvert/plugins/native/{NAME}"
 
@@ -40,6 +40,7 @@ def test_with_a_compiler(project: Path, tmp_path: Path) -> None:
     made = wheel(project, tmp_path, os.environ["PATH"])
     assert "-py3-none-linux_" in made.name
     with zipfile.ZipFile(made) as file:
+        assert f"trtconvert/plugins/native/{LOADER}" in file.namelist()
         library = ctypes.CDLL(file.extract(IN_WHEEL, tmp_path))
     count = ctypes.c_int32()
     library.getCreators(ctypes.byref(count))

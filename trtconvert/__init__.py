@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from trtconvert.accuracy.results import OutputResult, VerifyResult
     from trtconvert.bench import BenchResult, bench
     from trtconvert.build import BuildResult, build
+    from trtconvert.deploy.cpp import export_cpp
+    from trtconvert.deploy.triton import TritonModel, export_triton
     from trtconvert.engine import Engine, load_engine
     from trtconvert.fuse import FuseResult, NearMiss, fuse
     from trtconvert.manifest import Manifest
@@ -38,6 +40,9 @@ _HOME = {
     "BuildOptions": "network",
     "BuildResult": "build",
     "build": "build",
+    "TritonModel": "deploy.triton",
+    "export_cpp": "deploy.cpp",
+    "export_triton": "deploy.triton",
     "Engine": "engine",
     "load_engine": "engine",
     "FuseResult": "fuse",
@@ -69,10 +74,13 @@ __all__ = [
     "Op",
     "OutputResult",
     "RefitResult",
+    "TritonModel",
     "VerifyResult",
     "bench",
     "build",
     "case",
+    "export_cpp",
+    "export_triton",
     "fuse",
     "load_engine",
     "refit",

@@ -120,6 +120,7 @@ def build(
         plugin_files=[manifest.relative(Path(f), plan) for f in options.plugins],
         precision=_precision(made, options, written),
         structure=_structure(made, options, source.parent),
+        shape_tensors=list(made.shape_tensors),
         options={k: v for k, v in _builder_options(options).items() if v not in (None, False)},
     )
     write_files({**written, plan: data, manifest.path_for(plan): manifest.encode(described)})

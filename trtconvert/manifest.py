@@ -104,6 +104,7 @@ class Manifest:
     structure: dict[str, Any] = field(
         default_factory=dict
     )  # refitting.structure.Structure, of a plan that can be refitted
+    shape_tensors: list[str] | None = None  # inputs whose values TensorRT takes shapes from; None: not recorded
     verifications: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA
 

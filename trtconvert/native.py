@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from trtconvert.errors import ConvertError
 
 NAME = "libtrtconvert_plugins.so"
+LOADER = "libtrtconvert_beside.so"  # registers the libraries beside it when it is opened, for Triton
 FLAGS = ("-std=c++17", "-O2", "-s", "-shared", "-fPIC", "-Wall", "-Wextra")
 # It stays in memory when TensorRT lets go of it, since plugins may still live.
 LINKING = ("-Wl,-z,nodelete", "-ldl")
@@ -33,27 +36,44 @@ def sources() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "native"
 
 
-def place() -> Path:
-    """Where the library for the built-in ops lies, or will when it is first asked for: in the package, or in the cache."""
+def place(name: str = NAME, more: Iterable[tuple[str, str, str]] = ()) -> Path:
+    """Where the library for the built-in ops lies, or will when it is first asked for: in the package, or in the cache.
+
+    name: LOADER for that. more: ops beside the built-in ones.
+    """
     from trtconvert.kernel import cache_dir  # setup.py has no numpy
 
-    folder = sources()
-    if (folder / NAME).is_file():
-        return folder / NAME
-    key = hashlib.sha256()
+    folder, other = sources(), sorted(more)
+    if (folder / name).is_file() and not other:
+        return folder / name
+    key = hashlib.sha256(repr(other).encode())
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
         key.update(file.name.encode() + file.read_bytes())
     key.update(" ".join((*FLAGS, *LINKING, *ALONE)).encode())
-    return cache_dir() / "native" / key.hexdigest()[:16] / NAME
+    return cache_dir() / "native" / key.hexdigest()[:16] / name
 
 
-def library() -> Path:
+def library(more: Iterable[tuple[str, str, str]] = ()) -> Path:
     """The plugin library for the built-in ops: the one that the package carries, else one compiled into the cache.
 
+    more: name, version and namespace of ops that it is to serve; where some are not built-in, one for them too is compiled.
     ConvertError where there is neither library nor compiler.
     """
-    path = place()
-    return path if path.is_file() else compile_library(path)
+    other = sorted(set(more) - built_in())
+    path = place(NAME, other)
+    return path if path.is_file() else compile_library(path, other)
+
+
+def loader() -> Path:
+    """The library of load_beside.cpp, from where `library` is. ConvertError where there is neither library nor compiler."""
+    path = place(LOADER)
+    return path if path.is_file() else compile_loader(path)
+
+
+def built_in() -> set[tuple[str, str, str]]:
+    """Name, version and namespace of the ops that every library serves."""
+    text = (sources() / "creators.inc").read_text(encoding="utf-8")
+    return set(re.findall(r'^CREATOR\("(.*?)", "(.*?)", "(.*?)"\)', text, re.MULTILINE))
 
 
 def compile_library(
@@ -70,6 +90,13 @@ def compile_library(
     if headers is not None:
         flags += ["-DTENSORRT_HEADERS", *_include(headers, folder)]
     _compile(folder / "plugins.cpp", output, flags)
+    return output
+
+
+def compile_loader(output: Path, folder: Path | None = None) -> Path:
+    """Compile load_beside.cpp; the rest as for compile_library."""
+    hidden = ("-fvisibility=hidden", "-Wl,--exclude-libs,ALL")
+    _compile((folder or sources()) / "load_beside.cpp", output, [*FLAGS, *hidden])
     return output
 
 
@@ -106,10 +133,10 @@ def _compile(source: Path, output: Path, flags: list[str]) -> None:
             "the C++ plugin library was not built: there is no g++ on this machine",
             fix="install g++ (apt install g++) and run: trtconvert plugins build-native; or install a wheel built where it is",
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
     made = output.with_name(f"{output.name}.{os.getpid()}")
     command = [compiler, *flags, "-o", str(made), str(source), *LINKING]
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         for more in (ALONE, ()):
             result = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
             if result.returncode == 0:
@@ -118,5 +145,12 @@ def _compile(source: Path, output: Path, flags: list[str]) -> None:
             first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
             raise ConvertError(f"g++ cannot compile {source.name}: {first}", fix=f"run: {' '.join(command)}")
         os.replace(made, output)
+    except OSError as error:
+        raise ConvertError(
+            f"the C++ plugin library cannot be written: {error.strerror or error}",
+            where=str(output),
+            fix="set TRTCONVERT_CACHE_DIR to a folder that can be written",
+        ) from error
     finally:
-        made.unlink(missing_ok=True)
+        with suppress(OSError):
+            made.unlink(missing_ok=True)

@@ -73,7 +73,7 @@ class Made:
     """A model as an engine: how it was lowered, the network's inputs and outputs, the plan, and notes on the profile.
 
     unfit: "min" or "max" where TensorRT found sizes that do not go together, and what it said of them. converted: the model in
-    the precision of the engine, None where that is the source's.
+    the precision of the engine, None where that is the source's. shape_tensors: the inputs whose values decide shapes.
     """
 
     lowered: Lowered
@@ -83,6 +83,7 @@ class Made:
     notes: list[str]
     unfit: dict[str, str]
     converted: Converted | None = None
+    shape_tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,10 @@ class Maker:
         lowered = self.lowered(model, profile)
         try:
             importable.require(lowered, self.source, self.backend)
-            network = Network(self.backend, self.options, lowered, self.source, self.targets)
+            net = Network(self.backend, self.options, lowered, self.source, self.targets)
             lowered.notes.extend(notices(model, self.backend))
-            plan = network.build(profile, progress)
-            return Made(lowered, network.inputs, network.outputs, plan, network.notes, network.unfit, converted)
+            plan = net.build(profile, progress)
+            return Made(lowered, net.inputs, net.outputs, plan, net.notes, net.unfit, converted, net.shape_tensors)
         except shape_values.MissingValuesError:
             raise
         except ConvertError as error:
@@ -196,22 +197,20 @@ class Network:
         self.model, self.hint = lowered.model, _hint(lowered.plugin_nodes)
         self.logger, self.log = logger(backend, options.verbose)
         _refuse_unsupported(options, backend)
-        model, plugin_nodes = lowered.model, lowered.plugin_nodes
-        trt = backend.trt
-        self.builder: types.Builder = trt.Builder(self.logger)
+        self.builder: types.Builder = backend.trt.Builder(self.logger)
         if not self.builder:
             raise ConvertError(f"{backend.title} does not start: {self.log.cause()}")
         self.network: types.INetworkDefinition = self.builder.create_network(backend.network_flags())
-        self.parser: types.OnnxParser = importable.make_parser(backend, self.network, self.logger, plugin_nodes)
+        self.parser: types.OnnxParser = importable.make_parser(backend, self.network, self.logger, lowered.plugin_nodes)
         with adapter.building(images_of(targets)):
-            parsed = self.parser.parse(onnx_model.serialize(model), str(source.resolve()))
+            parsed = self.parser.parse(onnx_model.serialize(self.model), str(source.resolve()))
             adapter.raise_failure()
         if not parsed:
             raise self._refused(lowered, source)
-        _check_plugins(self.network, trt, plugin_nodes)
+        _check_plugins(self.network, backend.trt, lowered.plugin_nodes)
         self.inputs = [self._io(self.network.get_input(i)) for i in range(self.network.num_inputs)]
         self.outputs = [self._io(self.network.get_output(i)) for i in range(self.network.num_outputs)]
-        contract.check(model, self.inputs, self.outputs, backend.title)
+        contract.check(self.model, self.inputs, self.outputs, backend.title)
 
     def _io(self, tensor: types.ITensor) -> IO:
         return IO(tensor.name, adapter.dtype_name(tensor.dtype), [*adapter.sizes(tensor.shape)])
@@ -231,13 +230,13 @@ class Network:
     def build(self, profile: shapes.Profile, progress: Progress | None) -> bytes:
         """The serialized engine."""
         shape_tensors = [io for i, io in enumerate(self.inputs) if self.network.get_input(i).is_shape_tensor]
+        self.shape_tensors = tuple(io.name for io in shape_tensors)
         self.notes = shape_values.require(shape_tensors, profile.values)
         config = self.builder.create_builder_config()
         cache = _configure(config, self.backend, self.options, self.targets)
         optimization_profile.add(self.builder, config, self.backend, self.log, profile, self.inputs, shape_tensors)
         if progress is not None:
-            self.monitor = monitor(self.backend, progress)
-            config.progress_monitor = self.monitor
+            config.progress_monitor = self.monitor = monitor(self.backend, progress)
         with adapter.building(images_of(self.targets)):
             plan = self.builder.build_serialized_network(self.network, config)
             adapter.raise_failure()

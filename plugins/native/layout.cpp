@@ -2,7 +2,7 @@
 // virtual functions when it runs. It needs none of TensorRT's libraries. Prints the headers' version; fails where they differ.
 #include <NvInferRuntime.h>
 
-#include "plugin_abi.h"
+#include "registry_abi.h"
 #include <cstdio>
 #include <cstring>
 
@@ -86,7 +86,18 @@ void compare(char const* name, long mine, long other) {
 #define SAME_PLACE_INSIDE(type, function) \
     compare(#type "::" #function, place(&ours::type::function), place(&theirs::apiv::type::function))
 
+// The registry's functions, which are called by their place; the compiler gives it in bytes, and one more.
+void compare_registry() {
+    using Register = bool (theirs::IPluginRegistry::*)(theirs::IPluginCreatorInterface&, char const*) noexcept;
+    int const load_library = ours::place_of_load_library(false, NV_TENSORRT_MAJOR * 10000);
+    long const size = sizeof(void*);
+    compare("IPluginRegistry::loadLibrary", 1 + size * load_library, place(&theirs::IPluginRegistry::loadLibrary));
+    Register const register_creator = &theirs::IPluginRegistry::registerCreator;
+    compare("IPluginRegistry::registerCreator", 1 + size * ours::place_of_register_creator(load_library), place(register_creator));
+}
+
 int main() {
+    compare_registry();
     SAME_PLACE(IVersionedInterface, getAPILanguage);
     SAME_PLACE(IVersionedInterface, getInterfaceInfo);
     SAME_PLACE(IPluginV3, getCapabilityInterface);

@@ -3,78 +3,34 @@
 A place between two nodes is bad if a tensor that passes it lies too far from the reference, or if the reference, continued from
 the engine's tensors there, ends too far from its own outputs: so a small error counts that only a later node amplifies, and
 what no output feels may not. The first bad place is searched with several places an engine, each of which goes on where the
-last one was good. Marking a tensor as an output changes what TensorRT fuses: whether the error is still there is checked in
-each of these engines, and what is found once more in one that runs from the inputs to there, with no other output.
+last one was good. Since the time to build an engine grows as the square of its nodes, a large model is searched stretch by
+stretch. Marking a tensor as an output changes what TensorRT fuses: whether the error is still there is checked in each of these
+engines, and what is found once more in one that runs from the inputs, or the start of its stretch, with no other output.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from trtconvert.accuracy.cuts import MARKABLE, Cut, cuts
-from trtconvert.accuracy.parts import NO_DTYPES, NOTHING, Arrays, Parts, cut_out
+from trtconvert.accuracy.parts import NOTHING, Arrays, Parts, cut_out
 from trtconvert.accuracy.shares import Trial
+from trtconvert.accuracy.wrong import Distance, NothingWrongError, Suspect, Wrong
 from trtconvert.errors import ConvertError
 from trtconvert.model import numpy_dtype
 
 WIDTH = 8  # places that one engine shows
+STRETCH, STRETCHES = 800, 4  # nodes of an engine, if the model has not more of these stretches
 BEYOND = 1 + 1e-6  # of what is wrong by no figure
 _STEP = 3.0  # a node is to blame for an error at the outputs if it multiplies it by this
-Run: TypeAlias = "Callable[[ModelProto, Arrays], Mapping[str, NDArray[Any]]]"
-"""Makes an engine of a part of the model, runs it on the inputs at hand and on these tensors, and returns its outputs."""
 Learnt: TypeAlias = "tuple[Parts, dict[str, NDArray[Any]]]"
 """A model, and what is known of its tensors."""
-Distance: TypeAlias = "Callable[[NDArray[Any], NDArray[Any], NDArray[Any] | None], float]"
-"""Of got from the reference, in units of what is allowed, for which the twin's result may count: above 1 is wrong."""
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """What is searched. model: lowered, as engines are made from it. final: outputs of the engine in question. dtypes: of the
-    model's tensors, as far as known. wrong: outputs that are wrong in a way that shows in no distance; alike: models that are
-    wrong in ways that engines are known for, see `suspects`, one of which then shows it."""
-
-    model: ModelProto
-    run: Run
-    final: Arrays
-    dtypes: Mapping[str, str] = field(default_factory=lambda: dict(NO_DTYPES))
-    wrong: tuple[str, ...] = ()
-    alike: tuple[Parts, ...] = ()
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """The nodes between two places, of which the first is good and the second bad.
-
-    before, behind: these places' tensors; wrong: those behind that are too far from what they should be. got, expected: of
-    these. single: whether the nodes there are to blame, or what they got was as bad already. confirmed: in an engine from the
-    inputs to `wrong`, with no other outputs. fused_across: tensors that hide the error when they are outputs. errors:
-    distances at the places that were looked at, in order, with their first tensors.
-    """
-
-    nodes: range
-    before: tuple[str, ...]
-    behind: tuple[str, ...]
-    wrong: tuple[str, ...]
-    got: Arrays
-    expected: Arrays
-    single: bool
-    confirmed: bool
-    builds: int
-    fused_across: tuple[str, ...]
-    errors: tuple[tuple[str, float], ...]
-
-
-class NothingWrongError(ConvertError):
-    """The outputs are as good as allowed, so that there is nothing to search."""
 
 
 def bisect(
@@ -114,6 +70,8 @@ class _Search:
         self.builds, self.width = 0, WIDTH
         self.values: dict[int, Arrays] = {self.end: suspect.final}
         self.latest: dict[int, Arrays] = {-1: {}, self.end: suspect.final}  # neighbours here are of one engine
+        self.stretch = max(STRETCH, -(-nodes // STRETCHES))
+        self.starts = [-1]  # of the stretches so far
         self.hiding: set[int] = set()  # places that hide the error when their tensors are outputs
         self.expected: dict[str, NDArray[Any]] = {}
         self.twins: list[Learnt] = [(twin, {}) for twin in twins]
@@ -200,10 +158,13 @@ class _Search:
         while True:
             inside = [place for place in sorted(self.values) if low < place < high]
             if not inside:
-                marks = self._marks(low, high)
-                if not marks or self.builds >= self.most - (not self.hiding):  # the last one is to confirm
+                reach = self._reach(low, high)
+                marks = self._marks(low, reach)
+                stretch = reach < high
+                if not (marks or stretch) or self.builds >= self.most - (not self.hiding):  # the last one is to confirm
                     return low, high
-                self._show(marks, low, high)
+                if not self._show(marks, low, reach, stretch) and high == self.end and low in self.starts[1:]:
+                    low = self._start_again()  # it hid in one of the stretches before
                 continue
             good = self._good(inside, effects_only)
             low, high = (good[-1] if good else low), (inside[len(good)] if len(good) < len(inside) else high)
@@ -216,27 +177,52 @@ class _Search:
             return near
         return near[: bisect_left(near, True, key=lambda place: self.effect(place) > 1)]
 
+    def _reach(self, low: int, high: int) -> int:
+        """How far the next engine goes: to the end of the stretch, or to `high`."""
+        if self.width == 1:
+            return high
+        end = (self.cuts[low].place if low >= 0 else 0) + self.stretch
+        within = [place for place in range(low + 1, high) if self.cuts[place].place <= end]
+        return high if self.cuts[high].place <= end or not within else within[-1]
+
     def _marks(self, low: int, high: int) -> list[int]:
         """Places to look at next, evenly spread."""
         free = [place for place in range(low + 1, high) if place not in self.hiding]
         count = min(self.width, len(free))
         return [free[(len(free) * (2 * i + 1)) // (2 * count)] for i in range(count)] if count else []
 
-    def _show(self, marks: Sequence[int], low: int, high: int) -> None:
-        """Values at these places, from an engine from `low` to `high`; none if the error hides in it."""
+    def _start_again(self) -> int:
+        """With whole engines, as if there had been no stretches."""
+        self.starts = [-1]
+        self._only_ends(self.values)
+        self._only_ends(self.latest)
+        self._only_ends(self.directs)
+        self._only_ends(self.effects)
+        return -1
+
+    def _only_ends(self, known: dict[int, Any]) -> None:
+        for place in [place for place in known if place not in (-1, self.end)]:
+            del known[place]
+
+    def _show(self, marks: Sequence[int], low: int, high: int, stretch: bool) -> bool:
+        """Learn the values at these places, from an engine from `low` to `high`; False if the error hides in it. stretch: `high`
+        is the end of a stretch, where it need not be yet."""
         gentle = self.width == 1  # the whole engine, since its ends may matter as well
         end, given = (self.end, NOTHING) if gentle else (high, self.latest[low])
         places = [*marks, end]
         names = [name for place in places for name in self.cuts[place].tensors]
         found = self._outputs_of(names, given)
         self._learn(names, low)
-        if found is not None and self._is_there(end, self._at(end, found)):
+        if found is not None and (stretch or self._is_there(end, self._at(end, found))):
             self.latest |= {place: self._at(place, found) for place in places}
-            self.values |= {place: self.latest[place] for place in marks}
-        elif gentle:
+            self.values |= {place: self.latest[place] for place in (places if stretch else marks)}
+            self.starts += [high] * stretch
+            return True
+        if gentle:
             self.hiding.update(marks)
         else:
             self.width = 1
+        return False
 
     def _outputs_of(self, names: Sequence[str], given: Arrays) -> Arrays | None:
         """What an engine with these outputs makes of the inputs and of given tensors. None if there can be no such engine."""
@@ -310,10 +296,11 @@ class _Search:
         )
 
     def _confirmed(self, high: int, wrong: Sequence[str]) -> bool:
-        """Whether an engine from the inputs to there shows it with no other outputs."""
+        """Whether an engine from the inputs, or the start of the stretch, to there shows it with no other outputs."""
         if high == self.end:
             return True  # it was seen in the engine in question
-        found = self._outputs_of(wrong, NOTHING) if self.builds < self.most else None
+        start = max(place for place in self.starts if place < high)
+        found = self._outputs_of(wrong, self.latest[start]) if self.builds < self.most else None
         return found is not None and (max(self._distances(found).values()) > 1 or self._effect(found) > 1)
 
 

@@ -7,8 +7,8 @@ import dataclasses
 from onnx import ModelProto
 
 from trtconvert import model as onnx_model
-from trtconvert.accuracy.bisect import Run
 from trtconvert.accuracy.parts import Arrays
+from trtconvert.accuracy.wrong import Run
 from trtconvert.engine import Engine
 from trtconvert.lower import Lowered
 from trtconvert.model import numpy_dtype

@@ -11,9 +11,9 @@ from onnx import ModelProto, NodeProto
 
 from trtconvert import model as onnx_model
 from trtconvert.accuracy import metrics
-from trtconvert.accuracy.bisect import Wrong
 from trtconvert.accuracy.parts import needed
 from trtconvert.accuracy.results import Element
+from trtconvert.accuracy.wrong import Wrong
 from trtconvert.custom_ops.wishes import default_name
 
 SHOWN = 6
@@ -58,9 +58,9 @@ class Finding:
         if self.fused_across:
             yield f"the error is gone when {_some(self.fused_across)} is an output: TensorRT's own fusing makes it"
         elif self.confirmed:
-            yield f"confirmed in an engine from the inputs to there, with no other outputs; engines built: {self.builds}"
+            yield f"confirmed in an engine that has no other outputs; engines built: {self.builds}"
         else:
-            yield "not confirmed: an engine from the inputs to there, with no other outputs, does not show it"
+            yield "not confirmed: an engine that has no other outputs does not show it"
         if self.flag:
             yield f"to avoid it: trtconvert build MODEL {self.flag}"
 

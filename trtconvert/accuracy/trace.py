@@ -12,11 +12,12 @@ from onnx import ModelProto
 
 from trtconvert import reference
 from trtconvert.accuracy import engines, references, rules
-from trtconvert.accuracy.bisect import BEYOND, Distance, Run, Suspect, bisect
+from trtconvert.accuracy.bisect import BEYOND, bisect
 from trtconvert.accuracy.finding import Finding, describe
 from trtconvert.accuracy.parts import Arrays, Parts
 from trtconvert.accuracy.proof import Proof
 from trtconvert.accuracy.rules import Rule
+from trtconvert.accuracy.wrong import Distance, Run, Suspect
 from trtconvert.bodies import add_bodies
 from trtconvert.manifest import AS_IN_MODEL, Manifest
 from trtconvert.model import copy

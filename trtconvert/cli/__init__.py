@@ -16,6 +16,7 @@ COMMANDS = {
     "verify": "Compare an engine with the ONNX model it was built from.",
     "refit": "Give a plan the weights of another model of the same structure.",
     "bench": "Time an engine with plugins against TensorRT's own layers.",
+    "export": "Take a plan to Triton, a C++ program or trtexec.",
     "inspect": "Describe a model or a plan.",
     "plugins": "List the ops, or check one from pattern to kernel.",
     "doctor": "Say what this machine can build and run, and what is missing.",

@@ -1,0 +1,1 @@
+"""A plan taken to where it serves: Triton, a C++ program, trtexec."""
