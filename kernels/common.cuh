@@ -51,6 +51,31 @@ template <int N> __device__ __forceinline__ float element(const Pack<__nv_bfloat
     return to_float(v.item[i]);
 }
 
+// Of launches that follow each other: an `overlaps` one (launch.py) waits so for all that the one before it does, which may let it
+// start early. Before compute capability 9.0 it starts when that one has ended.
+__device__ __forceinline__ void wait_for_launch_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_launch_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Numbers that the launch before wrote. Not a plain read: of what is `const __restrict__` the compiler may do that before the wait.
+__device__ __forceinline__ float read_of_launch_before(const float* from) {
+    float v;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+    return v;
+}
+__device__ __forceinline__ float2 read_of_launch_before(const float2* from) {
+    float2 v;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(from) : "memory");
+    return v;
+}
+
 // Writes the elements by one instruction. A plain assignment may be taken apart, int8 into bytes and wider types into words: that, and
 // addresses of 64 bits, cost layer_norm_planes 1.4 instead of 1.2 times the floor on an H200 (float16, 16 x 512 x 8000).
 template <typename T, int N> __device__ __forceinline__ void store(T* to, const Pack<T, N>& v) {

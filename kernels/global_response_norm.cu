@@ -60,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 global_response_norm_squares(const IO* __restrict__ x, float* __restrict__ squares, int64 positions, int64 channels, int64 chunks,
                              int64 slices, int64 per_slice, int64 kept) {
     __shared__ float sums[Y][X * VECTOR];
+    let_next_launch_start();
     const Part part(blockIdx.x, chunks, slices, per_slice, positions, channels);
     const IO* from = x + part.n * positions * channels + part.channel;
     float sum[VECTOR] = {};
@@ -88,13 +89,15 @@ global_response_norm_factors(const float* __restrict__ squares, float* __restric
     const int column = threadIdx.x % COLUMNS, share = threadIdx.x / COLUMNS;
     squares += blockIdx.x * slices * channels;
     factors += blockIdx.x * channels;
+    wait_for_launch_before();
+    let_next_launch_start();
     float norms = 0.0f;
     for (int64 first = 0; first < channels; first += COLUMNS) {
         const int64 c = first + column;
         float sum = 0.0f;
         if (c < channels)
 #pragma unroll 4
-            for (int64 s = share; s < slices; s += SHARES) sum += squares[s * channels + c];
+            for (int64 s = share; s < slices; s += SHARES) sum += read_of_launch_before(squares + s * channels + c);
         __syncthreads();  // the sums before may still be read
         sums[share][column] = sum;
         __syncthreads();
@@ -134,12 +137,13 @@ global_response_norm_apply(const IO* __restrict__ x, const IO* __restrict__ scal
                            const float* __restrict__ factors, IO* __restrict__ y, int64 positions, int64 channels, int64 chunks,
                            int64 slices, int64 per_slice) {
     const Part part(gridDim.x - 1 - blockIdx.x, chunks, slices, per_slice, positions, channels);
+    wait_for_launch_before();
     if (part.number == 0) return;
     float factor[VECTOR], shift[VECTOR];
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) {
         const int64 c = part.channel + min(i, part.number - 1);  // beyond the last: not used
-        factor[i] = factor_of(factors[part.n * channels + c], scale[c]);
+        factor[i] = factor_of(read_of_launch_before(factors + part.n * channels + c), scale[c]);
         shift[i] = to_float(bias[c]);
     }
     const int64 offset = part.n * positions * channels + part.channel;
@@ -154,6 +158,7 @@ constexpr int WARPS = THREADS / 32;
 // grid: WARPS rows a block, each row the positions of one channel of one sample, summed by a warp. norms [N, C].
 extern "C" __global__ void __launch_bounds__(THREADS)
 global_response_norm_rows(const IO* __restrict__ x, float* __restrict__ norms, int64 rows, int64 positions) {
+    let_next_launch_start();
     const int lane = threadIdx.x & 31;
     const int64 row = int64(blockIdx.x) * WARPS + threadIdx.x / 32;
     if (row >= rows) return;
@@ -184,11 +189,12 @@ global_response_norm_planes(const IO* __restrict__ x, const IO* __restrict__ sca
     const int lane = threadIdx.x & 31;
     norms += n * channels;
     float sum = 0.0f;
-    for (int64 c = threadIdx.x; c < channels; c += THREADS) sum += norms[c];
+    wait_for_launch_before();
+    for (int64 c = threadIdx.x; c < channels; c += THREADS) sum += read_of_launch_before(norms + c);
     const float mean = block_sum<THREADS>(sum) / float(channels);
     const bool wide = positions % VECTOR == 0 && aligned<16>(x) && aligned<16>(y);
     for (int64 c = min(channels, first + per_block) - 1 - threadIdx.x / 32; c >= first; c -= WARPS) {
-        const float factor = factor_of(norms[c] / (mean + epsilon), scale[c]), shift = to_float(bias[c]);
+        const float factor = factor_of(read_of_launch_before(norms + c) / (mean + epsilon), scale[c]), shift = to_float(bias[c]);
         const int64 offset = (n * channels + c) * positions;
         if (wide) {
             const int64 vectors = positions / VECTOR;

@@ -253,6 +253,7 @@ template <bool WIDE> __device__ __forceinline__ Moments moments_of(const IO* fro
 // grid: slices of all groups. statistics: mean, relative to the group's first element, and squared deviations of each.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 group_norm_silu_statistics(const IO* __restrict__ x, float2* __restrict__ statistics, int64 length, int64 slices, int64 tiles) {
+    let_next_launch_start();
     const Slice slice(blockIdx.x, slices, tiles, length);
     const IO* from = x + slice.group * length;
     const bool wide = length % VECTOR == 0 && aligned<16>(x);
@@ -266,10 +267,10 @@ __device__ __forceinline__ float2 merged(const float2* statistics, int64 slices,
     const int lane = threadIdx.x & 31;
     auto count = [&](int i) { return min(per_slice, length - float(i) * per_slice); };
     float sum = 0.0f, squares = 0.0f;
-    for (int i = lane; i < slices; i += 32) sum += count(i) * statistics[i].x;
+    for (int i = lane; i < slices; i += 32) sum += count(i) * read_of_launch_before(statistics + i).x;
     const float mean = warp_sum(sum) / length;
     for (int i = lane; i < slices; i += 32) {
-        const float2 part = statistics[i];
+        const float2 part = read_of_launch_before(statistics + i);
         const float d = part.x - mean;
         squares += fmaf(count(i) * d, d, part.y);
     }
@@ -304,6 +305,7 @@ group_norm_silu_apply(const IO* __restrict__ x, const IO* __restrict__ scale, co
     const int64 channel = Split(unsigned(slice.group), groups).rest * int64(unsigned(length) / unsigned(spatial));
     Finish finish{to_float(from[0]), 0.0f, 0.0f, scale + channel, bias + channel, unsigned(spatial)};
     auto merge = [&] {
+        wait_for_launch_before();
         const float2 found = merged(statistics + slice.group * slices, slices, float(tiles) * float(TILE), float(length));
         finish.mean = found.x;
         finish.rstd = rsqrtf(found.y + epsilon);

@@ -104,6 +104,7 @@ class GlobalResponseNorm(Op):
                 (1024, 1, 1),
                 (squares, factors, channels, slices, self.epsilon),
                 defines=defines,
+                overlaps=True,
             ),
             Launch(
                 "global_response_norm_apply",
@@ -111,6 +112,7 @@ class GlobalResponseNorm(Op):
                 block,
                 (x, scale, bias, factors, y, positions, channels, chunks, shortest, POSITIONS),
                 defines=defines,
+                overlaps=True,
             ),
         )
 
@@ -135,5 +137,6 @@ class GlobalResponseNorm(Op):
                 block,
                 (x, scale, bias, norms, y, positions, channels, chunks, per_block, self.epsilon),
                 defines=defines,
+                overlaps=True,
             ),
         )

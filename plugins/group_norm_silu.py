@@ -153,5 +153,6 @@ class GroupNormSilu(Op):
                 block,
                 (x, scale, bias, statistics, y, *sizes, self.epsilon),
                 defines=defines,
+                overlaps=True,
             ),
         )

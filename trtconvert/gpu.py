@@ -80,17 +80,18 @@ def arch_number(arch: str) -> int:
     return int(arch.split("_")[1])
 
 
-def choose_image(images: Mapping[str, bytes], arch: str) -> bytes:
-    """The image to load on `arch`: its own cubin, one of the same major version and a lower minor one, else PTX."""
+def choose_image(images: Mapping[str, bytes], arch: str) -> str:
+    """Of which architecture the image is to load on `arch`: its own cubin, one of the same major version and a lower minor
+    one, else PTX."""
     number = arch_number(arch)
     fits = [
         a for a in images if a.startswith("sm_") and arch_number(a) // 10 == number // 10 and arch_number(a) <= number
     ]
     if fits:
-        return images[max(fits, key=arch_number)]
+        return max(fits, key=arch_number)
     ptx = [a for a in images if a.startswith("compute_") and arch_number(a) <= number]
     if ptx:
-        return images[max(ptx, key=arch_number)]
+        return max(ptx, key=arch_number)
     raise ConvertError(
         f"the plan's kernels were compiled for {', '.join(sorted(images))}, this GPU is {arch}",
         fix=f"build the plan again with --target {arch}",
@@ -105,6 +106,7 @@ def load_kernel(image: bytes, name: str) -> Any:
     return _call(driver.cuLibraryGetKernel(library, name.encode()))
 
 
+_OVERLAP_ARCH = 90  # of the image: an older one does not wait by itself
 _SHARED_UNASKED = 32 * 1024  # bytes; a kernel has 48 KB without asking, some of them perhaps by declaration
 
 
@@ -145,11 +147,13 @@ def prepare(launches: Launches, images: Mapping[str, bytes], shapes: Shapes) -> 
 
 
 class _Call(NamedTuple):
-    """A launch, ready: its array of arguments by address; alive: what that array and its entries lie in."""
+    """A launch, ready: its array of arguments by address; overlaps: with the one before; alive: what the array and its
+    entries lie in."""
 
     function: Any
     sizes: tuple[int, ...]  # grid, block and shared memory
     array: int
+    overlaps: bool
     alive: object
 
 
@@ -176,32 +180,53 @@ def _prepare_one(
             addresses.append(ctypes.addressof(values[-1]))
     if 0 in sizes[:3]:
         return None
-    kernel = load_kernel(choose_image(images, require().arch), launch.kernel)
+    arch = choose_image(images, require().arch)
+    kernel = load_kernel(images[arch], launch.kernel)
     sizes = (*sizes[:6], allow_shared(kernel, sizes[6]))
     array = (ctypes.c_void_p * len(addresses))(*addresses)
     function = _call(_driver().cuKernelGetFunction(kernel))
-    return _Call(function, sizes, ctypes.addressof(array), (array, values))
+    overlaps = launch.overlaps and arch_number(arch) >= _OVERLAP_ARCH
+    return _Call(function, sizes, ctypes.addressof(array), overlaps, (array, values))
 
 
 def _number(argument: Size | float, shapes: Shapes) -> ctypes.c_float | ctypes.c_longlong:
     return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_longlong(evaluate(argument, shapes))
 
 
+def _overlapping(sizes: tuple[int, ...]) -> Any:
+    """How cuLaunchKernelEx is told of a launch that may start before the one before it has ended."""
+    driver = _driver()
+    config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+    config.gridDimX, config.gridDimY, config.gridDimZ = sizes[:3]
+    config.blockDimX, config.blockDimY, config.blockDimZ = sizes[3:6]
+    config.sharedMemBytes = sizes[6]
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
+
+
 def _launcher(
     calls: Sequence[_Call], pointers: ctypes.Array[ctypes.c_uint64], ends: Sequence[int], offsets: Sequence[int]
 ) -> Run:
     """The function that is called for each execution: it counts in microseconds."""
-    launch_kernel = _driver().cuLaunchKernel
+    launch_kernel, launch_overlapping = _driver().cuLaunchKernel, _driver().cuLaunchKernelEx
     inputs_end, outputs_end = ends[0], sum(ends)
-    ready = [(call.function, *call.sizes, call.array) for call in calls]
+    overlaps = [n > 0 and call.overlaps for n, call in enumerate(calls)]  # the first would not wait for all before it
+    configs = [_overlapping(call.sizes) if over else None for call, over in zip(calls, overlaps, strict=True)]
+    ready = [(config, call.function, *call.sizes, call.array) for config, call in zip(configs, calls, strict=True)]
 
     def run(inputs: list[int], outputs: list[int], work: int, stream: int, _alive: object = calls) -> None:
         pointers[:inputs_end] = [*inputs[:inputs_end]]
         pointers[inputs_end:outputs_end] = [*outputs[: outputs_end - inputs_end]]
         if offsets:
             pointers[outputs_end:] = [work + offset for offset in offsets]
-        for function, x, y, z, block_x, block_y, block_z, shared, array in ready:
-            (status,) = launch_kernel(function, x, y, z, block_x, block_y, block_z, shared, stream, array, 0)
+        for config, function, x, y, z, block_x, block_y, block_z, shared, array in ready:
+            if config is None:
+                (status,) = launch_kernel(function, x, y, z, block_x, block_y, block_z, shared, stream, array, 0)
+            else:
+                config.hStream = stream
+                (status,) = launch_overlapping(config, function, array, 0)
             if status:
                 _call((status,))
 

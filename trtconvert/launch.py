@@ -184,6 +184,9 @@ class Launch:
     args: in the kernel's order; a Tensor or Work passes its device pointer, an int or Dim a `long long`, a float a `float`.
     defines: macros for the compiler, how a kernel gets constants; not needed again once it is compiled. Launches that
     follow each other come from one image, so they have the same.
+    overlaps: its blocks may start while the launch before it still runs, and wait for it by `wait_for_launch_before()` of
+    common.cuh before they touch what that one reads or writes (CUDA's programmatic dependent launch). Before compute
+    capability 9.0 it starts when that one has ended.
     """
 
     kernel: str
@@ -192,6 +195,7 @@ class Launch:
     args: tuple[Argument, ...]
     shared: Size = 0
     defines: tuple[tuple[str, str], ...] = ()
+    overlaps: bool = False
 
 
 Launches: TypeAlias = "tuple[Launch, ...]"
@@ -232,6 +236,7 @@ def encode(launches: Launches, op: str = "", attributes: Mapping[str, object] | 
         lines.append(f"kernel {launch.kernel}")
         lines += [f"{part} " + ", ".join(map(str, getattr(launch, part))) for part in ("grid", "block")]
         lines.append(f"shared {launch.shared}")
+        lines += ["overlaps 1"] * launch.overlaps  # a reader that does not know it launches one after the other
         lines += [f"arg {_encode_argument(launch.kernel, arg)}" for arg in launch.args]
     return "\n".join([*lines, "end", ""])
 
@@ -286,7 +291,12 @@ def _decode_lines(lines: list[str]) -> Launch:
         else:
             parts[key] = value
     return Launch(
-        parts["kernel"], _sizes(parts["grid"]), _sizes(parts["block"]), tuple(args), _decode_size(parts["shared"])
+        parts["kernel"],
+        _sizes(parts["grid"]),
+        _sizes(parts["block"]),
+        tuple(args),
+        _decode_size(parts["shared"]),
+        overlaps=parts.get("overlaps") == "1",
     )
 
 
