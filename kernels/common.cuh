@@ -52,7 +52,8 @@ template <int N> __device__ __forceinline__ float element(const Pack<__nv_bfloat
 }
 
 // Of launches that follow each other: an `overlaps` one (launch.py) waits so for all that the one before it does, which may let it
-// start early. Before compute capability 9.0 it starts when that one has ended.
+// start early. Before compute capability 9.0 it starts when that one has ended. What it reads of that one is not `__restrict__`:
+// of constant data the compiler may read before the wait.
 __device__ __forceinline__ void wait_for_launch_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -62,18 +63,6 @@ __device__ __forceinline__ void let_next_launch_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-}
-
-// Numbers that the launch before wrote. Not a plain read: of what is `const __restrict__` the compiler may do that before the wait.
-__device__ __forceinline__ float read_of_launch_before(const float* from) {
-    float v;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
-    return v;
-}
-__device__ __forceinline__ float2 read_of_launch_before(const float2* from) {
-    float2 v;
-    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(from) : "memory");
-    return v;
 }
 
 // Writes the elements by one instruction. A plain assignment may be taken apart, int8 into bytes and wider types into words: that, and

@@ -83,7 +83,7 @@ global_response_norm_squares(const IO* __restrict__ x, float* __restrict__ squar
 // block: COLUMNS channels at a time, their slices shared by SHARES threads. grid: one for each sample. factors [N, C].
 constexpr int COLUMNS = 256, SHARES = 4;
 extern "C" __global__ void __launch_bounds__(COLUMNS * SHARES)
-global_response_norm_factors(const float* __restrict__ squares, float* __restrict__ factors, int64 channels, int64 slices,
+global_response_norm_factors(const float* squares, float* __restrict__ factors, int64 channels, int64 slices,
                              float epsilon) {
     __shared__ float sums[SHARES][COLUMNS];
     const int column = threadIdx.x % COLUMNS, share = threadIdx.x / COLUMNS;
@@ -97,7 +97,7 @@ global_response_norm_factors(const float* __restrict__ squares, float* __restric
         float sum = 0.0f;
         if (c < channels)
 #pragma unroll 4
-            for (int64 s = share; s < slices; s += SHARES) sum += read_of_launch_before(squares + s * channels + c);
+            for (int64 s = share; s < slices; s += SHARES) sum += squares[s * channels + c];
         __syncthreads();  // the sums before may still be read
         sums[share][column] = sum;
         __syncthreads();
@@ -134,7 +134,7 @@ __device__ __forceinline__ void apply(const IO* from, IO* to, const Part& part, 
 // grid: as for the squares, with slices of its own, from the last to the first, and so the positions of each.
 extern "C" __global__ void __launch_bounds__(THREADS)
 global_response_norm_apply(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias,
-                           const float* __restrict__ factors, IO* __restrict__ y, int64 positions, int64 channels, int64 chunks,
+                           const float* factors, IO* __restrict__ y, int64 positions, int64 channels, int64 chunks,
                            int64 slices, int64 per_slice) {
     const Part part(gridDim.x - 1 - blockIdx.x, chunks, slices, per_slice, positions, channels);
     wait_for_launch_before();
@@ -143,7 +143,7 @@ global_response_norm_apply(const IO* __restrict__ x, const IO* __restrict__ scal
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) {
         const int64 c = part.channel + min(i, part.number - 1);  // beyond the last: not used
-        factor[i] = factor_of(read_of_launch_before(factors + part.n * channels + c), scale[c]);
+        factor[i] = factor_of(factors[part.n * channels + c], scale[c]);
         shift[i] = to_float(bias[c]);
     }
     const int64 offset = part.n * positions * channels + part.channel;
@@ -182,7 +182,7 @@ global_response_norm_rows(const IO* __restrict__ x, float* __restrict__ norms, i
 // grid: `per_block` channels each of all samples, from the last to the first; a warp takes a channel at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
 global_response_norm_planes(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias,
-                            const float* __restrict__ norms, IO* __restrict__ y, int64 positions, int64 channels, int64 chunks,
+                            const float* norms, IO* __restrict__ y, int64 positions, int64 channels, int64 chunks,
                             int64 per_block, float epsilon) {
     const Split block(gridDim.x - 1 - blockIdx.x, chunks);
     const int64 n = block.quotient, first = block.rest * per_block;
@@ -190,11 +190,11 @@ global_response_norm_planes(const IO* __restrict__ x, const IO* __restrict__ sca
     norms += n * channels;
     float sum = 0.0f;
     wait_for_launch_before();
-    for (int64 c = threadIdx.x; c < channels; c += THREADS) sum += read_of_launch_before(norms + c);
+    for (int64 c = threadIdx.x; c < channels; c += THREADS) sum += norms[c];
     const float mean = block_sum<THREADS>(sum) / float(channels);
     const bool wide = positions % VECTOR == 0 && aligned<16>(x) && aligned<16>(y);
     for (int64 c = min(channels, first + per_block) - 1 - threadIdx.x / 32; c >= first; c -= WARPS) {
-        const float factor = factor_of(read_of_launch_before(norms + c) / (mean + epsilon), scale[c]), shift = to_float(bias[c]);
+        const float factor = factor_of(norms[c] / (mean + epsilon), scale[c]), shift = to_float(bias[c]);
         const int64 offset = (n * channels + c) * positions;
         if (wide) {
             const int64 vectors = positions / VECTOR;

@@ -267,10 +267,10 @@ __device__ __forceinline__ float2 merged(const float2* statistics, int64 slices,
     const int lane = threadIdx.x & 31;
     auto count = [&](int i) { return min(per_slice, length - float(i) * per_slice); };
     float sum = 0.0f, squares = 0.0f;
-    for (int i = lane; i < slices; i += 32) sum += count(i) * read_of_launch_before(statistics + i).x;
+    for (int i = lane; i < slices; i += 32) sum += count(i) * statistics[i].x;
     const float mean = warp_sum(sum) / length;
     for (int i = lane; i < slices; i += 32) {
-        const float2 part = read_of_launch_before(statistics + i);
+        const float2 part = statistics[i];
         const float d = part.x - mean;
         squares += fmaf(count(i) * d, d, part.y);
     }
@@ -297,7 +297,7 @@ __device__ __forceinline__ void apply(const IO* from, IO* to, const Slice& slice
 // grid: the same slices, from the last to the first, and in each of them the tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 group_norm_silu_apply(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias,
-                      const float2* __restrict__ statistics, IO* __restrict__ y, int64 length, int64 spatial, int64 groups,
+                      const float2* statistics, IO* __restrict__ y, int64 length, int64 spatial, int64 groups,
                       int64 slices, int64 tiles, float epsilon) {
     const Slice slice(gridDim.x - 1 - blockIdx.x, slices, tiles, length);
     const IO* from = x + slice.group * length;

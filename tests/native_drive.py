@@ -74,9 +74,9 @@ def image(described: Launches, first: str = "an image") -> bytes:
     return "".join([f"{first}\n", *(f"{one.kernel} {len(one.args)}\n" for one in described)]).encode()
 
 
-def launches(described: Launches, shapes: Sequence[Sequence[int]], outputs: int) -> list[str]:
-    """The fake driver's lines for these launches, in `tensors` of these shapes."""
-    lines = []
+def launches(described: Launches, shapes: Sequence[Sequence[int]], outputs: int, overlap: bool = False) -> list[str]:
+    """The fake driver's lines for these launches, in `tensors` of these shapes. overlap: those that may, do."""
+    lines: list[str] = []
     for one in described:
         sizes = [launch.evaluate(size, shapes) for size in (*one.grid, *one.block, one.shared)]
         if 0 in sizes[:3]:
@@ -84,7 +84,8 @@ def launches(described: Launches, shapes: Sequence[Sequence[int]], outputs: int)
         sizes[6] = min(sizes[6], MOST_SHARED) if sizes[6] > 32 * 1024 else sizes[6]
         grid, block = (" ".join(map(str, part)) for part in (sizes[:3], sizes[3:6]))
         words = [_word(a, shapes, outputs) for a in one.args]
-        lines.append(f"launch {one.kernel} grid {grid} block {block} shared {sizes[6]} stream 1" + "".join(words))
+        how = "overlap" if overlap and one.overlaps and lines else "launch"
+        lines.append(f"{how} {one.kernel} grid {grid} block {block} shared {sizes[6]} stream 1" + "".join(words))
     return lines
 
 

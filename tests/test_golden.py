@@ -34,7 +34,7 @@ def test_the_python_reader(file: Path) -> None:
     fields = read_fields(file)
     assert launches(launch.decode(fields.pop("launch").decode()), shapes, outputs) == lines
     for arch, first in (("sm_86", max(a for a in fields if a.startswith("sm_"))), ("sm_90", "compute_")):
-        image = gpu.choose_image(fields, arch)
+        image = fields[gpu.choose_image(fields, arch)]
         assert image in [data for name, data in fields.items() if name.startswith(first)]
 
 
@@ -48,7 +48,7 @@ def test_the_library(file: Path, arch: int) -> None:
     first, again = result.stdout.split("again\n")
     fields = read_fields(file)
     fields.pop("launch")
-    chosen = gpu.choose_image(fields, f"sm_{arch}").decode().splitlines()[0]
+    chosen = fields[gpu.choose_image(fields, f"sm_{arch}")].decode().splitlines()[0]
     assert [line for line in first.splitlines() if not line.startswith("attribute")] == [
         "fields same",
         f"load {chosen}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -78,9 +79,12 @@ def test_dims_used() -> None:
 def test_round_trip() -> None:
     x, y = Tensor("float16", (Dim.of_input(0, 0), 8), "in 0"), Tensor("float16", (Dim.of_input(0, 0), 8), "out 0")
     launch = Launch("k", (ceil_div(x.size, 256), 1, 1), (256, 1, 1), (x, y, x.size, 3, 1e-12, -0.0), shared=64)
+    assert not decode(encode((launch,)))[0].overlaps
+    launch = dataclasses.replace(launch, overlaps=True)
     text = encode((launch,), "Name 1", {"epsilon": 1e-12})
     (again,) = decode(text)
     assert (again.kernel, again.grid, again.block, again.shared) == ("k", launch.grid, launch.block, 64)
+    assert again.overlaps
     assert [a.slot if isinstance(a, Tensor) else a for a in again.args] == ["in 0", "out 0", x.size, 3, 1e-12, -0.0]
     assert text.splitlines()[:3] == ["trtconvert-launch 2", "op Name 1", "attribute epsilon 1e-12"]
 

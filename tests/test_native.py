@@ -254,6 +254,22 @@ def test_the_image_that_fits(arch: int, images: tuple[str, ...], chosen: str, tm
         assert f"compiled for sm_80, compute_80, this GPU is sm_{arch}; build the plan again" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("arch", "built", "overlap"), [(90, "sm_90", True), (120, "compute_90", True), (90, "compute_89", False)]
+)
+def test_launches_that_overlap(arch: int, built: str, overlap: bool, tmp_path: Path) -> None:
+    """None before compute capability 9.0, also of the image; never the first: it would overlap with what is not its own."""
+    x = Tensor("", (), "in 0")
+    one, two = (launch.Launch(name, (4, 1, 1), (32, 1, 1), (x,), overlaps=True) for name in ("one", "two"))
+    nothing = launch.Launch("nothing", (0, 1, 1), (32, 1, 1), (), overlaps=True)
+    described = (nothing, one, two)
+    fields = {"launch": launch.encode(described).encode(), built: image(described)}
+    result = drive("LayerNormGelu", write_fields(tmp_path / "f", fields), tensors([(2, 1000)], 0), arch)
+    done = [line for line in result.stdout.splitlines() if line.startswith(("launch", "overlap"))]
+    assert done == launches(described, [(2, 1000)], 0, overlap)
+    assert [line.split()[0] for line in done] == ["launch", "overlap" if overlap else "launch"]
+
+
 WITHOUT_PYTHON_CREATORS = """
 import sys
 from trtconvert.backend import select

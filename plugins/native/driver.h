@@ -11,6 +11,22 @@ constexpr int64_t SHARED_UNASKED = 32 * 1024; // bytes of shared memory that eve
 using Pointer = void*;  // the driver's handles
 enum { COMPUTE_MAJOR = 75, COMPUTE_MINOR = 76, SHARED_OPTIN = 97 };
 enum { FUNCTION_SHARED = 1, FUNCTION_MAX_DYNAMIC_SHARED = 8 };
+constexpr int OVERLAP_ARCH = 90;  // of the image: an older one does not wait by itself
+
+// CUlaunchAttribute and CUlaunchConfig of cuda.h. id 6: the launch may start before the one before it has ended.
+struct LaunchAttribute {
+    int id;
+    char padding[4];
+    int value;
+    char rest[60];
+};
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared;
+    void* stream;
+    LaunchAttribute const* attributes;
+    unsigned count;
+};
+constexpr LaunchAttribute OVERLAPPING{6, {}, 1, {}};
 
 struct Driver {
     int (*text)(int, char const**);
@@ -23,6 +39,7 @@ struct Driver {
     int (*functionAttribute)(int*, int, Pointer);
     int (*setFunctionAttribute)(Pointer, int, int);
     int (*launch)(Pointer, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Pointer, void**, void**);
+    int (*launchAsTold)(LaunchConfig const*, Pointer, void**, void**);  // null in drivers before CUDA 11.8
 
     Driver() {
         void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -42,6 +59,7 @@ struct Driver {
         find(functionAttribute, "cuFuncGetAttribute");
         find(setFunctionAttribute, "cuFuncSetAttribute");
         find(launch, "cuLaunchKernel");
+        find(launchAsTold, "cuLaunchKernelEx", false);
     }
 
     void check(int status, char const* what) const {
@@ -69,8 +87,13 @@ struct Kernel {
     int64_t allowed = SHARED_UNASKED;  // bytes of dynamic shared memory; only ever raised, since others use the kernel too
 };
 
+struct Image {
+    std::string const* code;
+    int arch;
+};
+
 // The image for this architecture: its own cubin, one of the same major version and a lower minor one, else PTX.
-std::string const& chooseImage(Program const& program, int arch) {
+Image chooseImage(Program const& program, int arch) {
     std::string const* best = nullptr;
     std::string names;
     for (bool const ptx : {false, true}) {
@@ -84,7 +107,7 @@ std::string const& chooseImage(Program const& program, int arch) {
             highest = number;
             best = &image;
         }
-        if (best != nullptr) return *best;
+        if (best != nullptr) return {best, highest};
     }
     std::string const here = "sm_" + std::to_string(arch);
     throw Fault(

@@ -120,6 +120,7 @@ struct Launch {
     std::string kernel;
     std::vector<Size> sizes;  // grid, block, shared memory
     std::vector<Argument> arguments;
+    bool overlaps;  // it may start while the launch before it still runs, for which its kernel waits by itself
 };
 struct Described {  // a tensor as the builder asks for it; counted: dimensions that the kernel finds out
     trt::DataType type;
@@ -182,7 +183,7 @@ void readLaunches(Program& program) {
     for (std::string const& line : body(program.text, "trtconvert-launch", LAUNCH_FORMAT)) {
         auto const [key, value] = cut(line);
         if (key == "kernel") {
-            program.launches.push_back({value, {}, {}});
+            program.launches.push_back({value, {}, {}, false});
             continue;
         }
         if (program.launches.empty()) continue;  // "op" and "attribute" are for people
@@ -192,6 +193,8 @@ void readLaunches(Program& program) {
             if (launch.arguments.back().kind == Argument::OUT) outputs.insert(launch.arguments.back().index);
         } else if (key == "grid" || key == "block" || key == "shared") {
             for (std::string const& part : split(value, ',')) launch.sizes.push_back(readSize(part));
+        } else if (key == "overlaps") {
+            launch.overlaps = value == "1";
         }
     }
     program.outputs = static_cast<int32_t>(outputs.size());

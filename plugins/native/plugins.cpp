@@ -211,9 +211,7 @@ public:
             else mValues[slot.value].pointer = static_cast<char*>(work) + slot.offset;
         }
         for (Call& call : mCalls) {
-            unsigned const* s = call.sizes;
-            int const status = driver().launch(
-                call.function, s[0], s[1], s[2], s[3], s[4], s[5], s[6], stream, call.arguments.data(), nullptr);
+            int const status = launch(call, stream);
             if (status != 0)
                 return guarded(mName.name, -1, [&] {
                     driver().check(status, "launching a kernel");
@@ -237,8 +235,18 @@ private:
     struct Call {
         Pointer function;
         unsigned sizes[7];
+        bool overlaps;
         std::vector<void*> arguments;  // addresses of elements of mValues
     };
+
+    static int launch(Call& call, CUstream_st* stream) {
+        unsigned const* s = call.sizes;
+        if (!call.overlaps)
+            return driver().launch(
+                call.function, s[0], s[1], s[2], s[3], s[4], s[5], s[6], stream, call.arguments.data(), nullptr);
+        LaunchConfig const config{{s[0], s[1], s[2]}, {s[3], s[4], s[5]}, s[6], stream, &OVERLAPPING, 1};
+        return driver().launchAsTold(&config, call.function, call.arguments.data(), nullptr);
+    }
 
     void checkCounts(int32_t ins, int32_t outs) const {
         if (static_cast<size_t>(ins) != mProgram->inputs.size() || static_cast<size_t>(outs) != mProgram->results.size())
@@ -276,8 +284,12 @@ private:
             }
             std::lock_guard<std::mutex> const lock(loading);
             int const arch = 10 * driver().ask(COMPUTE_MAJOR) + driver().ask(COMPUTE_MINOR);
-            Kernel& kernel = loadKernel(chooseImage(*mProgram, arch), launch.kernel);
+            Image const image = chooseImage(*mProgram, arch);
+            Kernel& kernel = loadKernel(*image.code, launch.kernel);
             call.function = kernel.function;
+            // The first would not wait for all that is before it.
+            call.overlaps =
+                launch.overlaps && !mCalls.empty() && image.arch >= OVERLAP_ARCH && driver().launchAsTold != nullptr;
             call.sizes[6] = static_cast<unsigned>(allowShared(kernel, call.sizes[6]));
             mCalls.push_back(std::move(call));
         }

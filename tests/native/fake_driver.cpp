@@ -73,11 +73,11 @@ int cuFuncSetAttribute(void* function, int attribute, int value) {
     return 0;
 }
 // Arguments are printed as 64-bit words.
-int cuLaunchKernel(
-    void* function, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared, void* stream,
-    void** values, void**) {
+static int print(
+    char const* how, void* function, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared,
+    void* stream, void** values) {
     char const* const name = static_cast<Function*>(function)->name;
-    std::printf("launch %s grid %u %u %u block %u %u %u shared %u stream %d", name, x, y, z, a, b, c, shared, stream == &stream_);
+    std::printf("%s %s grid %u %u %u block %u %u %u shared %u stream %d", how, name, x, y, z, a, b, c, shared, stream == &stream_);
     for (int i = 0; i < static_cast<Function*>(function)->arguments; ++i) {
         uint64_t word = 0;
         std::memcpy(&word, values[i], sizeof word);
@@ -85,5 +85,31 @@ int cuLaunchKernel(
     }
     std::printf("\n");
     return std::strcmp(name, "failing") == 0 ? 700 : 0;
+}
+int cuLaunchKernel(
+    void* function, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared, void* stream,
+    void** values, void**) {
+    return print("launch", function, x, y, z, a, b, c, shared, stream, values);
+}
+// As cuda.h has them.
+struct CUlaunchAttribute {
+    int id;
+    char pad[8 - sizeof(int)];
+    union {
+        char pad[64];
+        int programmaticStreamSerializationAllowed;
+    } value;
+};
+struct CUlaunchConfig {
+    unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    void* hStream;
+    CUlaunchAttribute* attrs;
+    unsigned numAttrs;
+};
+int cuLaunchKernelEx(CUlaunchConfig const* c, void* function, void** values, void**) {
+    bool const overlaps = c->numAttrs == 1 && c->attrs[0].id == 6 && c->attrs[0].value.programmaticStreamSerializationAllowed == 1;
+    return print(
+        overlaps ? "overlap" : "told", function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
+        c->sharedMemBytes, c->hStream, values);
 }
 }
