@@ -34,6 +34,7 @@ from trtconvert.shapes import Range
 
 BUILD = importlib.import_module("trtconvert.build")
 FAST = BuildOptions(targets=("sm_89",), fuse="none")
+TOLD = ("model", "made", "seconds", "backend", "targets", "notices")
 PLUGIN = """
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_equal_contents_are_built_once(model: Path, tmp_path: Path, monkeypatch:
         assert again.made == store.entries()[0].made
         assert again.notices[0].startswith(f"from the cache, built {again.made}")
         assert again.plan.read_bytes() == first.plan.read_bytes()
-        assert manifest.read(again.plan) == dataclasses.replace(again.manifest)
+        assert manifest.read(again.plan) == again.manifest
         assert (again.plan.parent / again.manifest.model).resolve() == copy
     assert verify(again.plan).passed
 
@@ -135,6 +136,11 @@ def test_the_command_says_where_the_engine_came_from(model: Path, run: Run) -> N
     assert told["hit"]
     assert len(told["key"]) == 64
     assert "cache" not in json.loads(run(*args[:4], *args[5:], "--json").stdout)
+    none = run("build", model, "--cache", "--cache-size", "0", "--target", "sm_86", "--fuse", "none")
+    assert "and the cache may take 0.0 MB; a larger --cache-size keeps it" in none.stderr
+    assert len(store.entries()) == 1
+    for size in ("1T", "²"):
+        assert "is not a size" in run("build", model, "--cache", "--cache-size", size).stderr
     wrong = run("build", model, "--cache-size", "1G")
     assert wrong.returncode == 2
     assert "--cache-size needs --cache" in wrong.stderr
@@ -321,6 +327,36 @@ print(made.hit, made.notices)
     assert "built without the cache: the op Mine was defined in no file" in told
 
 
+def test_an_op_that_changed_after_it_was_loaded_is_not_cached(model: Path, tmp_path: Path) -> None:
+    """Its code here is the older one, and other processes would take it for the newer. What lies beside it unread may be
+    anything."""
+    helper = "FACTOR = 1.0\ntry:\n    import broken\nexcept SyntaxError:\n    pass\n"
+    written = {"scaled.py": PLUGIN, "scaled.cu": "// 1", "helper_of_op.py": helper, "broken.py": "print 1"}
+    for name, text in written.items():
+        (tmp_path / name).write_text(text)
+    code = f"""
+import os, time
+from pathlib import Path
+from trtconvert import BuildOptions, registry
+from trtconvert.caching.key import of
+from trtconvert.caching.locks import Unusable
+model, options = Path({str(model)!r}), BuildOptions(plugins=(Path("scaled.py"),))
+registry.load_file(Path("scaled.py"))
+os.utime("helper_of_op.py", (time.time() + 5, time.time() + 5))
+try:
+    of(model, options)
+except Unusable as error:
+    print(error)
+os.utime("helper_of_op.py", (1e9, 1e9))
+print(len(of(model, options).digest))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    told = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path, env=environment)
+    changed, kept = told.splitlines()
+    assert changed.startswith(f"{tmp_path / 'helper_of_op.py'} was changed after this process had loaded it")
+    assert kept == "64"
+
+
 @pytest.mark.parametrize(
     "name", ["layer_norm.cuh", "layer_norm_gelu.cu", "layer_norm_gelu.py", "lower.py", "measured.json"]
 )
@@ -402,8 +438,22 @@ def test_a_cache_that_can_only_be_read_serves(model: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "open", read_only)
     monkeypatch.setattr(os, "utime", never)
-    monkeypatch.setattr(BUILD, "build", never)
-    assert cached_build(model, None, FAST).hit
+    with monkeypatch.context() as patch:
+        patch.setattr(BUILD, "build", never)
+        assert cached_build(model, None, FAST).hit
+    other = cached_build(model, None, dataclasses.replace(FAST, opt_level=2))
+    assert other.notices[-1] == f"built without the cache: {store.folder()}: Read-only file system"
+
+
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("TRTCONVERT_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    with pytest.raises(ConvertError, match=r"has no home\n.*set TRTCONVERT_CACHE_DIR"):
+        cached_build(model, None, FAST)
 
 
 def test_a_full_disk_costs_the_entry_only(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,7 +539,11 @@ def test_list_and_clear(tmp_path: Path, run: Run) -> None:
     assert made[0].key[:12] in table
     assert "2001-09-09T01:46:40" in table
     assert run("cache", "clear", "--older-than", "30d").stdout.startswith("removed 1 engine,")
-    assert_clean_error(run("cache", "clear", "0123"), "no entry 0123")
+    assert_clean_error(run("cache", "clear", "0123x"), "no entry '0123x'", "trtconvert cache list")
+    assert_clean_error(run("cache", "clear", ""), "no entry ''")
+    twin = store.add(f"{made[0].key[:20]}{'0' * 44}", {}, {n: getattr(old, n) for n in TOLD})
+    assert_clean_error(run("cache", "clear", made[0].key[:12]), "is the beginning of 2 keys")
+    assert run("cache", "clear", twin.key).stdout.startswith("removed 1 engine,")
     assert run("cache", "clear", "--older-than", "x").returncode == 2
     with locks.shared(store.lock(made[1].key), lambda: None):
         result = run("cache", "clear", made[1].key[:12])

@@ -211,7 +211,8 @@ class _Request:
         """Put what was built into the cache; why not, if it cannot be."""
         described = made.manifest
         if described.plan_bytes > self.limit:
-            return [f"the plan was not kept: the cache may take {self.limit / 1e9:g} GB"]
+            sizes = f"it has {described.plan_bytes / 1e6:.1f} MB, and the cache may take {self.limit / 1e6:.1f} MB"
+            return [f"the plan was not kept: {sizes}; a larger --cache-size keeps it"]
         try:
             if keys.of(self.source, self.options) != key:
                 return ["the plan was not kept: its model or another input changed during the build"]

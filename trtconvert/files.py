@@ -12,11 +12,17 @@ from trtconvert.errors import ConvertError
 
 
 def cache_dir() -> Path:
-    """$TRTCONVERT_CACHE_DIR, or trtconvert under the user's cache folder."""
+    """$TRTCONVERT_CACHE_DIR, or trtconvert under the user's cache folder. ConvertError for a user without a home."""
     chosen = os.environ.get("TRTCONVERT_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtconvert"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtconvert"
+    except RuntimeError as error:  # Path.home's, where a container runs as a number that it has no user for
+        raise ConvertError(
+            "there is no folder for what trtconvert keeps: this user has no home",
+            fix="set TRTCONVERT_CACHE_DIR to a folder that may be written to",
+        ) from error
 
 
 def check_writable(path: Path) -> None:

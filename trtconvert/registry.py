@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 import traceback
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -13,6 +14,7 @@ from trtconvert.op import Op
 
 GROUP = "trtconvert.plugins"
 _ops: dict[tuple[str, str, str], type[Op]] = {}
+_since: dict[type[Op], float] = {}
 _loaded = False
 
 
@@ -32,6 +34,7 @@ def register(op: type[Op]) -> type[Op]:
             fix="rename one of them, or raise its version",
         )
     _ops[key] = op
+    _since.setdefault(op, time.time())
     return op
 
 
@@ -43,6 +46,11 @@ def _origin(op: type[Op]) -> tuple[str, str]:
 def origin(op: type[Op]) -> str:
     """File that defines the op."""
     return _origin(op)[0]
+
+
+def since(op: type[Op]) -> float:
+    """When the op was first registered, seconds since 1970."""
+    return _since[op]
 
 
 def ops() -> list[type[Op]]:

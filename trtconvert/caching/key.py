@@ -157,12 +157,16 @@ def _op(op: type[Op]) -> list[Any]:
     if not file.is_file():
         raise Unusable(f"the op {op.name} was defined in no file, so that nothing tells whether it has changed")
     depth = min(op.__module__.count("."), len(file.parents) - 1)
-    return [op.name, op.version, op.namespace, source, _written(file, file.parents[depth])]
+    return [op.name, op.version, op.namespace, source, _written(file, file.parents[depth], registry.since(op))]
 
 
-@cache  # as it was when it was loaded
-def _written(file: Path, root: Path) -> list[str]:
-    return sorted({_file(module) for module in _modules(file, root, set())})
+@cache
+def _written(file: Path, root: Path, since: float) -> list[str]:
+    """The modules' digests. Unusable if one was written to after the op was registered: its code here is the older one."""
+    found = list(_modules(file, root, set()))
+    if changed := next((module for module in found if module.stat().st_mtime > since), None):
+        raise Unusable(f"{changed} was changed after this process had loaded it; a new process uses the cache again")
+    return sorted(set(map(_file, found)))
 
 
 def _modules(file: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
@@ -171,7 +175,11 @@ def _modules(file: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
         return
     seen.add(file)
     yield file
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # it lies beside the op, but was never loaded
+        return
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
         level, module = (node.level, node.module or "") if isinstance(node, ast.ImportFrom) else (0, "")

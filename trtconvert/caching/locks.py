@@ -87,7 +87,7 @@ def _open(path: Path) -> int:
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
+            if error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM) or not path.exists():
                 raise
             return os.open(path, os.O_RDONLY)
     except OSError as error:

@@ -204,8 +204,9 @@ def command(
         if cached:
             from trtconvert.cache import LIMIT, cached_build
 
-            limit = _bytes(cache_size, "--cache-size")
-            result: BuildResult | CachedBuild = cached_build(model, output, chosen, progress, limit or LIMIT)
+            given = _bytes(cache_size, "--cache-size")
+            limit = LIMIT if given is None else given
+            result: BuildResult | CachedBuild = cached_build(model, output, chosen, progress, limit)
         else:
             from trtconvert.build import build
 
@@ -286,6 +287,6 @@ def _bytes(text: str | None, option: str) -> int | None:
         return None
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
-    if not number.isdigit():
+    if not number.isdecimal():
         raise click.BadParameter(f"{text!r} is not a size; write 512M or 2G", param_hint=option)
     return int(number) * unit

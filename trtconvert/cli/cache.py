@@ -79,10 +79,10 @@ def clear(keys: tuple[str, ...], older_than: str | None, as_json: bool) -> None:
 
     found = store.entries()
     for key in keys:
-        if not any(entry.key.startswith(key) for entry in found):
-            raise ConvertError(
-                f"the cache has no entry {key}", where=str(store.folder()), fix="see trtconvert cache list"
-            )
+        count = sum(entry.key.startswith(key) for entry in found)
+        if not key or count != 1:
+            what = f"{key!r} is the beginning of {count} keys" if key and count else f"the cache has no entry {key!r}"
+            raise ConvertError(what, where=str(store.folder()), fix="give keys as trtconvert cache list shows them")
     before = time.time() - _age(older_than)
     meant = [e for e in found if e.used <= before and (not keys or e.key.startswith(keys))]
     removed = [entry for entry in meant if store.remove(entry.key)]
