@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -154,6 +155,9 @@ def test_inputs_that_decide_shapes(tmp_path: Path) -> None:
     assert [t.name for t in (*told.input, *told.output) if t.is_shape_tensor] == ["s"]
     data = json.loads((tmp_path / "repository" / "m" / "perf_data.json").read_text())
     assert data["data"][0]["s"] == {"content": [2, 4], "shape": [2]}
+    line = shlex.split(export_triton(plan, tmp_path / "repository").measure)
+    assert json.loads(Path(line[line.index("--input-data") + 1]).read_text()) == data
+    assert "--input-data perf_data.json" in (tmp_path / "repository" / "m" / "README.md").read_text()
     old = dataclasses.replace(manifest.read(plan), shape_tensors=None)
     assert [t.shape_tensor for t in config(old, "m").inputs] == [False, True, True]
 
@@ -280,6 +284,28 @@ def test_force_keeps_what_others_put_there(batched: Path, tmp_path: Path) -> Non
     )
     with pytest.raises(ConvertError, match="something else lies there"):
         export_cpp(batched, tmp_path / "example" / "notes.txt", force=True)
+
+
+def test_a_folder_that_is_there_stays_itself(batched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one: a shell that stands in it, or what is mounted there, or a link, sees the files."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "real")
+    before = Path().stat().st_ino
+    assert export_cpp(batched, ".")
+    assert sorted(os.listdir()) == ["CMakeLists.txt", "README.md", "main.cpp", "model.plan"]
+    assert (tmp_path / "real").stat().st_ino == before
+    assert not export_cpp(batched, tmp_path / "link")
+    (tmp_path / "later").symlink_to("not yet")
+    assert export_cpp(batched, tmp_path / "later")
+    assert files(tmp_path / "not yet") == files(tmp_path / "real")
+
+    def forbidden(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    with pytest.raises(ConvertError, match="cannot write the folder: Permission denied"):
+        export_cpp(batched, tmp_path / "link" / "..")
 
 
 def test_nothing_is_left_where_it_cannot_be_written(
@@ -546,5 +572,7 @@ def test_trtexec_gets_the_build_s_options(batched: Path, tmp_path: Path) -> None
         "--hardwareCompatibilityLevel=ampere+",
         "--saveEngine=k.plan",
     ]
+    saved = [commands(plan, onnx)[1].line.split()[-1] for onnx in (tmp_path / "m.onnx", "odd.plan")]
+    assert saved == [f"--saveEngine={tmp_path / 'm.again.plan'}", "--saveEngine=odd.again.plan"]
     served = shlex.split(export_triton(plan, tmp_path / "r").serve)
     assert "--backend-config=tensorrt,version-compatible=true" in served

@@ -15,18 +15,18 @@ from trtconvert.files import write_files
 def write_folder(target: Path, contents: Mapping[str, bytes], force: bool = False) -> bool:
     """Write the files, by their paths within the folder `target`; False if they are there already, just so.
 
-    A new folder is complete under a temporary name before it takes its own. force: in one that is there already, these files are
-    written, each whole, and libraries in its plugins/ that are none of them are removed; other files stay. ConvertError where
-    something lies there without it.
+    A new folder is complete under a temporary name before it takes its own; one that is there and empty stays, and gets what is
+    complete. force: in one that is not empty, these files are written, each whole, and libraries in its plugins/ that are none
+    of them are removed; other files stay. ConvertError where something lies there without it.
     """
-    target = Path(os.path.abspath(target))
-    if _holds(target, contents):
-        return False
-    free = not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir()))
-    if not free and not (force and target.is_dir()):
-        way = "give another name, or write over it: --force" if target.is_dir() else "give another name"
-        raise ConvertError("something else lies there already", where=str(target), fix=way)
+    target = Path(os.path.realpath(target))
     try:
+        if _holds(target, contents):
+            return False
+        free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+        if not free and not (force and target.is_dir()):
+            way = "give another name, or write over it: --force" if target.is_dir() else "give another name"
+            raise ConvertError("something else lies there already", where=str(target), fix=way)
         if free:
             _create(target, contents)
         else:
@@ -37,17 +37,23 @@ def write_folder(target: Path, contents: Mapping[str, bytes], force: bool = Fals
         raise ConvertError(
             f"cannot write the folder: {error.strerror or error}",
             where=str(target),
-            fix="free some space, or give another place",
+            fix="give another place, or one with more space that may be written to",
         ) from error
     return True
 
 
 def _create(target: Path, contents: Mapping[str, bytes]) -> None:
+    """An empty folder is not replaced: a shell may stand in it, or something be mounted there."""
+    there = target.is_dir()
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=_workshop(target.parent)))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target if there else _workshop(target.parent)))
     try:
         _write(temporary / "new", contents)
-        os.replace(temporary / "new", target)
+        if there:
+            for made in sorted((temporary / "new").iterdir()):
+                os.replace(made, target / made.name)
+        else:
+            os.replace(temporary / "new", target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

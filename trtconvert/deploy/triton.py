@@ -64,15 +64,17 @@ def export_triton(
         )
     made = config(described, called, max_batch)
     libraries = needed(described, path)
-    options, measure = _options(made, libraries, described), _measure(made, points(described))
+    options = _options(made, libraries, described)
     files = {"config.pbtxt": made.text().encode(), "1/model.plan": data}
     files |= {f"plugins/{file}": content for file, content in _plugins(libraries).items()}
     if _values(points(described)):
         files["perf_data.json"] = _perf_data(points(described))
+    measure = _measure(made, points(described), Path())
     text = "\n".join(_readme(described, made, _serve('"$PWD:/models:ro"', options), measure, libraries))
     files["README.md"] = f"{text}\n".encode()
     written = write_folder(target / called, files, force)
     serve = _serve(shlex.quote(f"{target.resolve()}:/models:ro"), options)
+    measure = _measure(made, points(described), (target / called).resolve())
     return TritonModel(target / called, sorted(files), made, serve, measure, written)
 
 
@@ -103,8 +105,8 @@ def _serve(mount: str, options: Sequence[str]) -> str:
     return f'{docker} -v {mount} "$TRITON_IMAGE" tritonserver {shlex.join(options)}'
 
 
-def _measure(made: ModelConfig, at: Sequence[Point]) -> str:
-    """perf_analyzer at the profile's opt shapes."""
+def _measure(made: ModelConfig, at: Sequence[Point], folder: Path) -> str:
+    """perf_analyzer at the profile's opt shapes. folder: the model's, as seen from where it runs."""
     arguments = ["perf_analyzer", "-m", made.name, "-i", "grpc", "-u", "localhost:8001"]
     batched = made.max_batch_size > 0
     if batched:
@@ -113,7 +115,7 @@ def _measure(made: ModelConfig, at: Sequence[Point]) -> str:
         if -1 in tensor.dims:
             arguments += ["--shape", f"{point.name}:{','.join(map(str, point.shape[batched:]))}"]
     if _values(at):
-        arguments += ["--input-data", "perf_data.json"]
+        arguments += ["--input-data", str(folder / "perf_data.json")]
     elif any("int" in point.dtype for point in at):
         arguments += ["--input-data", "zero"]  # random numbers are no ids
     return shlex.join([*arguments, "--concurrency-range", "1:4"])

@@ -55,7 +55,7 @@ def commands(plan: str | Path, onnx: str | Path | None = None) -> list[Command]:
     run = [tool, f"--loadEngine={path}", *_shapes(described), *plugins]
     found = [Command(f"run the plan ({described.backend_title})", shlex.join(run))]
     if onnx is not None:
-        saved = Path(onnx).with_suffix(".plan")
+        saved = _beside(Path(onnx), path)
         build = [tool, f"--onnx={onnx}", *_build(described), f"--saveEngine={saved}", *plugins]
         found.append(Command("build the plan again, without trtconvert", shlex.join(build)))
     source = _without_plugins(described, path)
@@ -77,6 +77,12 @@ def write_model(plan: str | Path, onnx: str | Path) -> None:
     network = Network(maker.backend, maker.options, again.lowered(), maker.source, maker.targets)
     carrying = carry(network.lowered, network.network, images_of(maker.targets))
     write_files(onnx_model.files(carrying.model, output, maker.source))
+
+
+def _beside(onnx: Path, plan: Path) -> Path:
+    """Where the plan of `onnx` goes: never over the one that was exported, or the model."""
+    saved = onnx.with_suffix(".plan")
+    return onnx.with_suffix(".again.plan") if saved.resolve() in (plan.resolve(), onnx.resolve()) else saved
 
 
 def _build(described: Manifest) -> list[str]:
