@@ -104,7 +104,7 @@ class Custom:
             "no plugin has the name that --map gives"
             if node.domain == MAPPED
             else "no plugin and no function body for this custom op",
-            f"{hint}give a plugin with --plugin FILE.py or LIB.so (see README, 'Add an op')",
+            f"{hint}give a plugin with --plugin FILE.py or LIB.so (see docs/ops.md, 'Add an op')",
         )
 
     def prepare(self, nodes: Sequence[NodeProto], faults: list[Fault]) -> tuple[list[PluginNode], list[str]]:
