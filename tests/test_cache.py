@@ -327,6 +327,32 @@ print(made.hit, made.notices)
     assert "built without the cache: the op Mine was defined in no file" in told
 
 
+def test_ops_of_one_name_in_one_file_differ(model: Path, tmp_path: Path) -> None:
+    """By their class, and by the defaults that a function gave them."""
+    text = PLUGIN.replace("from helper_of_op import FACTOR", "FACTOR = 1.0")
+    other = text[text.index("class ") :].replace("class Scaled", "class Other")
+    (tmp_path / "scaled.cu").write_text("// 1")
+    (tmp_path / "ops.py").write_text(text + other)
+    code = f"""
+import sys
+from pathlib import Path
+import ops
+from trtconvert import BuildOptions, register
+from trtconvert.caching.key import of
+for factor in (1.0, 2.0):
+    op = getattr(ops, sys.argv[1])
+    op.factor = factor
+    register(op)
+    print(of(Path({str(model)!r}), BuildOptions()).digest)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    digests = [
+        subprocess.check_output([sys.executable, "-c", code, name], text=True, env=environment).split()
+        for name in ("Scaled", "Other")
+    ]
+    assert len({digest for pair in digests for digest in pair}) == 4
+
+
 def test_an_op_that_changed_after_it_was_loaded_is_not_cached(model: Path, tmp_path: Path) -> None:
     """Its code here is the older one, and other processes would take it for the newer. What lies beside it unread may be
     anything."""

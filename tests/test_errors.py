@@ -545,3 +545,10 @@ def test_full_disk_during_a_build(failing: int, relu: Path, tmp_path: Path, monk
     after = {p: p.read_bytes() for p in tmp_path.iterdir()}
     assert sorted(p.name for p in after if after[p] != before.get(p)) == []
     assert after.keys() == before.keys()
+
+
+def test_a_path_that_is_not_utf_8(run: Run, tmp_path: Path) -> None:
+    """TensorRT's parser takes the model's path, and only as UTF-8."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/m\xff.onnx")
+    Path(path).write_bytes((SAMPLES / "tanh_gelu.onnx").read_bytes())
+    assert_clean_error(run("build", path), "path is not UTF-8", "rename the file or its folder")

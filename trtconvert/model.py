@@ -44,6 +44,10 @@ def load(path: Path) -> ModelProto:
         raise ConvertError("model file not found" if not path.exists() else "not a file", where=str(path), fix=hint)
     if path.stat().st_size == 0:
         raise ConvertError("the model file is empty (0 bytes)", where=str(path), fix="export or copy the model again")
+    if _is_surrogate(str(path.resolve())):
+        raise ConvertError(
+            "the model's path is not UTF-8, as TensorRT wants it", where=str(path), fix="rename the file or its folder"
+        )
     try:
         model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except (DecodeError, ValueError) as error:
@@ -59,6 +63,11 @@ def load(path: Path) -> ModelProto:
     plain = {id(tensor) for tensor in model.graph.initializer}
     weights.take_in([t for t in external if id(t) not in plain], path.parent)
     return model
+
+
+def _is_surrogate(text: str) -> bool:
+    """Whether it stands for bytes that are not UTF-8, as Python reads names of files."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _not_onnx(path: Path) -> ConvertError:

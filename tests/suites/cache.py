@@ -81,7 +81,7 @@ def ask(place: Path, source: Path, cache: Path, start: Any = None, slow: bool = 
         _slow_down()
     told: list[str] = []
     if start is not None:
-        start.wait()
+        start.wait(LIMIT_S)
     try:
         made = cached_build(source, place / "e.plan", OPTIONS, lambda phase, *_: told.append(phase))
         result = {"hit": made.hit, "waited": any("waiting" in phase for phase in told), "notices": made.notices}
@@ -146,6 +146,7 @@ def race(folder: Path, count: int, models: int) -> Race:
         process.start()
     for process in running:
         process.join(LIMIT_S)
+        process.kill()
     results = [_result(place) for place in places]
     faults = [f"process {n}: {result['error']}" for n, result in enumerate(results) if "error" in result]
     served: dict[int, set[str]] = {}

@@ -151,13 +151,15 @@ def _plugin(path: Path) -> list[str]:
 
 
 def _op(op: type[Op]) -> list[Any]:
-    """An op by its kernel and its author's modules."""
+    """An op by its class with its attributes' defaults, its kernel and its author's modules."""
     source = hashlib.sha256(op.source.encode()).hexdigest()
     file = Path(registry.origin(op))
     if not file.is_file():
         raise Unusable(f"the op {op.name} was defined in no file, so that nothing tells whether it has changed")
     depth = min(op.__module__.count("."), len(file.parents) - 1)
-    return [op.name, op.version, op.namespace, source, _written(file, file.parents[depth], registry.since(op))]
+    defaults = {name: getattr(op, name) for name in op.attributes()}
+    names = [op.__qualname__, op.name, op.version, op.namespace]
+    return [*names, defaults, source, _written(file, file.parents[depth], registry.since(op))]
 
 
 @cache
