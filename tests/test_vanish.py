@@ -157,6 +157,33 @@ def test_the_sentences_differ() -> None:
     assert len(set(sentences)) == len(sentences)
 
 
+@pytest.mark.parametrize("value", [None, "x", 5, [5], [{}], {"a": 5}])
+def test_a_manifest_with_values_of_another_type(plan: Path, value: Any) -> None:
+    """Whichever they are: said at once, and nothing fails on them later."""
+    whole = manifest.path_for(plan).read_text()
+    for name in ("backend_version", "plan_bytes", "plugin_files", "targets", "plugins", "engine_inputs"):
+        edited(plan, **{name: value})
+        with pytest.raises(ConvertError) as caught:
+            load_engine(plan)
+        assert caught.value.fix, name
+        manifest.path_for(plan).write_text(whole)
+    described = json.loads(whole)
+    described["plugins"][0]["fields_format"] = str(value)
+    edited(plan, **described)
+    with pytest.raises(ConvertError, match="manifest cannot be read: plugins is of another type"):
+        load_engine(plan)
+
+
+def test_a_plan_that_cannot_be_read(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    manifest.path_for(plan).unlink()
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConvertError, match="the plan cannot be read: Permission denied"):
+        load_engine(plan)
+
+
 def test_another_backend_than_asked_for(plan: Path) -> None:
     with pytest.raises(ConvertError, match=r"backend tensorrt was asked for, and the plan was built by TensorRT-RTX 1"):
         load_engine(plan, "tensorrt")
