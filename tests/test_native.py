@@ -7,6 +7,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest.mock import patch
 
@@ -125,6 +126,43 @@ def test_build_native(run: Run, tmp_path: Path) -> None:
     failed = run("plugins", "build-native", "--tensorrt-include", tmp_path)
     assert_clean_error(failed, "g++ cannot compile layout.cpp", "#error not it", "fix: run: ")
     assert_clean_error(run("plugins", "build-native", "--tensorrt-include", "lib"), "no NvInferRuntime.h")
+
+
+def test_build_native_twice_the_same_op(run: Run, tmp_path: Path) -> None:
+    """Its file given twice, and a namespace that C++ would end a string at."""
+    (tmp_path / "mine.py").write_text(MINE.replace('"acme"', "'a\"cme'"))
+    result = run("plugins", "build-native", "--op", "mine.py", "--op", "mine.py", "-o", "mine.so")
+    assert result.returncode == 0, result.stderr
+    listed = run("plugins", "list", "mine.so").stdout.splitlines()
+    assert [line.split()[:3] for line in listed if line.startswith("Mine")] == [["Mine", "3", 'a"cme']]
+    assert_clean_error(run("plugins", "build-native", "-o", "/proc/x/y.so"), "cannot be written", "give -o in a folder")
+
+
+def test_compiled_by_threads_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither takes the other's file away, and nothing is left beside the library."""
+    together, made, faults = threading.Barrier(3), tmp_path / "lib.so", list[Exception]()
+
+    def compiler(words: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        together.wait()
+        Path(words[words.index("-o") + 1]).write_bytes(b"library")
+        together.wait()
+        return subprocess.CompletedProcess(words, 0)
+
+    def work() -> None:
+        try:
+            native.compile_library(made)
+        except ConvertError as error:
+            faults.append(error)
+
+    monkeypatch.setattr("trtconvert.native.subprocess.run", compiler)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    assert [*tmp_path.iterdir()] == [made]
+    assert made.read_bytes() == b"library"
 
 
 def test_plugins_lib(run: Run, tmp_path: Path) -> None:
