@@ -247,6 +247,8 @@ end
         ("i0.0 7 *", "i0.0 7", "damaged: the size"),
         ("i0.0 7 *", "", "damaged: the size"),
         ("i0.0 7 *", "i0.0 0 /", "divided by zero"),
+        ("i0.0 7 *", "-9223372036854775808 -1 /", "or overflows"),
+        ("i0.0 7 *", "i0.-1", "an input or dimension is missing"),
         ("i0.0 7 *", "i0.9", "an input or dimension is missing"),
         ("i0.0 7 *", "i4.0", "an input or dimension is missing"),
         ("i0.0 7 *", "i0.x", "should be an integer"),
@@ -336,6 +338,10 @@ def test_a_model_that_carries_its_kernels(run: Run, tmp_path: Path) -> None:
     plan = (tmp_path / "engine.plan").read_bytes()
     assert {p.name for p in plugins_in(plan)} == {"LayerNormGelu"}
     assert {name for name, _ in fields_in(plan)} == {"launch", "sm_86", "sm_89", "compute_89"}
+    again = run("plugins", "carry", "carried.onnx", "-o", "again.onnx", "--target", "sm_86,sm_89")
+    assert again.stdout == "again.onnx: 2 plugin nodes with their kernels\n", again.stderr
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "carried.onnx").read_bytes()
+    assert run("build", "carried.onnx", "-o", "python.plan", "--target", "sm_86").returncode == 0
     assert_clean_error(
         run("plugins", "carry", SAMPLES / "vit_block.onnx", "-o", "c.onnx"), "no node", "trtconvert fuse"
     )
