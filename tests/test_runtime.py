@@ -284,6 +284,15 @@ def test_a_view_reads_what_we_export(dtype: str, monkeypatch: pytest.MonkeyPatch
     assert waits == [(9, 7), (7, 9)]  # the memory is free once the reader's stream is through
 
 
+def test_a_result_is_handed_over_as_it_is() -> None:
+    """Who asks for a copy, or for host memory, is not given the memory itself."""
+    array = DeviceArray(Memory(24), (3, 2), np.dtype(np.float32), Stream(0))
+    assert array.__dlpack__(stream=1, dl_device=(dlpack.CUDA, 0), copy=False, max_version=(1, 0))
+    for wishes in ({"copy": True}, {"dl_device": (dlpack.CPU, 0)}, {"dl_device": (dlpack.CUDA, 1)}):
+        with pytest.raises(BufferError, match="without a copy"):
+            array.__dlpack__(stream=1, **wishes)  # type: ignore[arg-type]
+
+
 def test_arrays_that_cannot_be_inputs() -> None:
     square = np.arange(16.0).reshape(4, 4)
     with pytest.raises(ConvertError, match="'x' lies on GPU 1, the engine on GPU 0"):
