@@ -143,17 +143,18 @@ def test_the_command_says_where_the_engine_came_from(model: Path, run: Run) -> N
 def test_a_hit_loads_no_tensorrt_and_takes_less_than_50_ms(model: Path, tmp_path: Path) -> None:
     """In a process of its own: the processor's time for the first hit, all digests included, which other processes do not spoil;
     tests/suites/cache.py measures by the clock."""
-    cached_build(model, None, FAST)
     code = f"""
 import sys, time
 from trtconvert import BuildOptions, cached_build
 options = BuildOptions(targets=("sm_89",), fuse="none")
 start = time.process_time()
-assert cached_build({str(model)!r}, None, options).hit
-print(time.process_time() - start)
-assert not {{"tensorrt", "tensorrt_rtx", "onnxruntime", "polygraphy", "onnx_graphsurgeon"}} & set(sys.modules), sys.modules
+hit = cached_build({str(model)!r}, None, options).hit
+print(hit, time.process_time() - start)
+assert not hit or not {{"tensorrt_rtx", "tensorrt", "onnxruntime", "polygraphy", "onnx_graphsurgeon"}} & set(sys.modules)
 """
-    best = min(float(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(3))
+    told = [subprocess.check_output([sys.executable, "-c", code], text=True).split() for _ in range(4)]
+    assert [hit for hit, _ in told] == ["False", "True", "True", "True"]
+    best = min(float(seconds) for _, seconds in told[1:])
     assert best < suite.HIT_MS / 1e3
 
 

@@ -80,9 +80,8 @@ def look(seen: Seen, proof: Proof, name: str, label: str, feeds: Arrays, outputs
             seen.slice = max(seen.slice, row.errors.channel.rel_l2 / allowed.slice)
         for key, (low, _) in row.errors.bias.items():
             seen.systematic = max(seen.systematic, low / allowed.bias.get(key, np.inf))
-        trial = proof.trials.get((name, row.output))
-        if trial is not None:
-            seen.share = max([seen.share, *trial.shares().values()])
+    if name in proof.trials:
+        seen.share = max([seen.share, *proof.trials[name].shares().values()])
 
 
 def distributions(model: Path, precision: str, folder: Path, seeds: int) -> Iterator[list[str]]:
