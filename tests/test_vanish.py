@@ -75,6 +75,11 @@ FAULTS: dict[str, tuple[Callable[[Path, bytes], object], str, str]] = {
     "truncated": (lambda plan, data: plan.write_bytes(data[:5000]), "cut off: 5000 bytes of", "copy the plan again"),
     "truncated, no manifest": (lambda plan, data: alone(plan, data[:-1]), "cut off: ", "copy the plan again"),
     "cut off within the header": (lambda plan, data: alone(plan, data[:40]), "no TensorRT plan.*40 bytes", "in binary"),
+    "header of an unknown kind": (
+        lambda plan, data: alone(plan, data[:4] + b"\1" + data[5:]),
+        "header is damaged, or of a TensorRT",
+        "copy the plan again",
+    ),
     "empty": (lambda plan, _: alone(plan, b""), "the file is empty", "give a plan"),
     "no plan": (lambda plan, _: alone(plan, b"\x08\x0a" * 99), "no TensorRT plan: it begins with", "give a plan"),
     "another plan": (
