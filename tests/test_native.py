@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -18,8 +19,9 @@ from tests.conftest import ROOT, SAMPLES, Run, assert_clean_error
 from tests.native_drive import drive, fake_driver, image, launches, tensors, write_fields
 from tests.native_libraries import COMPILER, needs_compiler
 from tests.native_plans import all_cases, fields_in, plans
-from trtconvert import ConvertError, backend, check, launch, native, registration, surroundings
+from trtconvert import ConvertError, backend, build, check, launch, native, registration, surroundings
 from trtconvert.custom_ops import creators, elf
+from trtconvert.diagnosis import importable
 from trtconvert.kernel import Program
 from trtconvert.launch import Dim, Tensor
 from trtconvert.lower import Lowered
@@ -200,6 +202,32 @@ def test_python_creators_and_the_library_take_turns() -> None:
             assert fields() == []  # it loads plans, for engines that the library's creators served
     finally:
         registration.use_python(rtx)
+
+
+def test_the_library_waits_until_a_build_has_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that loads a plan with it does not take the Python creators away from one that builds."""
+    rtx, make_parser, waited = backend.select("rtx"), importable.make_parser, list[bool]()
+    native.library()  # compiled before
+    threads = list[threading.Thread]()
+
+    def registered_then_made(*arguments: Any) -> Any:
+        made = make_parser(*arguments)
+        threads.append(threading.Thread(target=registration.use_native, args=(rtx,)))
+        threads[-1].start()
+        threads[-1].join(0.1)
+        waited.append(threads[-1].is_alive())
+        return made
+
+    monkeypatch.setattr(importable, "make_parser", registered_then_made)
+    monkeypatch.setattr("trtconvert.compiled.compile_kernel", placeholder)
+    try:
+        build(SAMPLES / "sam_upscaler.onnx", tmp_path / "e.plan", BuildOptions(fuse="all", targets=("sm_86",)))
+    finally:
+        for thread in threads:
+            thread.join()
+        registration.use_python(rtx)
+    assert waited
+    assert all(waited)
 
 
 def test_nodes_that_do_not_fit(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class _Library:
 _made: dict[str, dict[Key, Any]] = {}  # by backend: the Python creators
 _libraries: dict[str, _Library] = {}
 lock = RLock()  # held while creators change; and by who lets TensorRT look them up, as it does in making a context
+parsing = RLock()  # taken before `lock`: held while a parser makes plugins of Python ops, which the library cannot make
 
 
 def ensure_creator(backend: Backend, name: str, version: str, namespace: str, op: type[Op] | None = None) -> None:
@@ -79,7 +80,7 @@ def use_native(backend: Backend) -> None:
     ConvertError where it is not built, or somebody else has loaded it.
     """
     path = native.library()
-    with lock:
+    with parsing, lock:
         if backend.name in _libraries:
             return
         plugins = backend.trt.get_plugin_registry()
