@@ -18,6 +18,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from tests.conftest import SAMPLES, Run, assert_clean_error
 from tests.test_forms import AFFINE, DEC, GELU, LN, model
 from trtconvert import BuildOptions, ConvertError, build, reference, registry
+from trtconvert import graph as onnx_graph
 from trtconvert import model as onnx_model
 from trtconvert.bodies import add_bodies
 from trtconvert.fuse import fuse_model
@@ -445,6 +446,21 @@ def test_int8_with_the_rest_in_float16(tmp_path: Path) -> None:
     types = {onnx_model.dtype_name(t.data_type) for t in made.graph.initializer}
     assert types & {"int8", "float16"} == {"int8", "float16"}
     assert error(plain, made, feeds(plain, 1)[0]) < BOUND
+
+
+@pytest.mark.parametrize(("sample", "name"), [("keras_ln_gelu", "int8+fp16"), ("fp16_ln_gelu", "int8")])
+def test_steps_of_products_are_float32(sample: str, name: str, tmp_path: Path) -> None:
+    """Also behind a Reshape, and of a float16 model: TensorRT multiplies int8 of float16 steps in float16."""
+    options = BuildOptions(targets=("sm_89",), fuse="none", precision=PrecisionOptions(name))
+    build(SAMPLES / f"{sample}.onnx", tmp_path / "s.plan", options)
+    made = onnx_model.load(tmp_path / "s.plan.onnx")
+    steps = {n.input[1] for n in made.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")}
+    types = {onnx_model.dtype_name(t.data_type) for t in made.graph.initializer if t.name in steps}
+    assert types == {"float32"}
+    dtypes = onnx_graph.infer(made)[0]
+    products = [n.output[0] for n in made.graph.node if n.op_type == "MatMul"]
+    assert {dtypes[name].dtype for name in products} == {"float32"}
+    assert "float16" in {info.dtype for info in dtypes.values()}
 
 
 FLAGS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,8 +73,9 @@ class Bound:
 
     shapes: input name to dimensions. values: input name to array; those of shape tensors count, since only with them can
     TensorRT tell the outputs' shapes. stream: cuda.core's, the engine's unless given. views: inputs that are read where they lie
-    on the device. The context serves this binding alone as long as it is in use. ConvertError for a missing name, or a dtype,
-    shape or value that the engine does not take.
+    on the device. allocators: those that the context has from earlier bindings, by output; it calls them as long as it lives. The
+    context serves this binding alone as long as it is in use. ConvertError for a missing name, or a dtype, shape or value that
+    the engine does not take.
     """
 
     def __init__(
@@ -84,12 +86,13 @@ class Bound:
         values: Mapping[str, NDArray[Any]],
         stream: Any = None,
         views: Mapping[str, View] | None = None,
+        allocators: dict[str, Any] | None = None,
     ) -> None:
         engine.check_names(shapes)
         self.engine, self.context, self._stream = engine, context, stream or engine.stream
         self.stream, self._views = int(self._stream.handle), views or {}
         self.inputs = {t.name: self._input(t, tuple(shapes[t.name]), values.get(t.name)) for t in engine.inputs}
-        self._allocators: dict[str, Any] = {}  # TensorRT holds none of them alive
+        self._allocators: dict[str, Any] = {} if allocators is None else allocators  # TensorRT holds none of them alive
         self._captured = False
         self.outputs = {t.name: self._output(t) for t in engine.outputs}
 
@@ -122,12 +125,14 @@ class Bound:
         if largest < 0:
             raise ConvertError(f"TensorRT gives no upper bound for the size of output {tensor.name!r}")
         buffer = self._allocate(tensor, None, largest)
-        allocator = _allocator(self.engine.backend.trt, weakref.ref(buffer))
-        if not self.context.set_output_allocator(tensor.name, allocator):
-            raise ConvertError(
-                f"TensorRT takes no output allocator for {tensor.name!r}: {self.engine.log.take_cause()}"
-            )
-        self._allocators[tensor.name] = allocator
+        if tensor.name not in self._allocators:
+            allocator = _allocator_class(self.engine.backend.trt)()
+            if not self.context.set_output_allocator(tensor.name, allocator):
+                raise ConvertError(
+                    f"TensorRT takes no output allocator for {tensor.name!r}: {self.engine.log.take_cause()}"
+                )
+            self._allocators[tensor.name] = allocator
+        self._allocators[tensor.name].output = weakref.ref(buffer)
         return buffer
 
     def _allocate(self, tensor: IO, shape: tuple[int, ...] | None, size: int = 0) -> Buffer:
@@ -185,7 +190,6 @@ class Bound:
         self.sync()
         for name, array in allowed.items():
             held[name][...] = array
-        self._allocators.clear()
         self.outputs = {t.name: self._output(t) for t in self.engine.outputs}
 
     def _allowed(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -254,27 +258,30 @@ class Bound:
         return Graph(self, executions, launch)
 
 
-def _allocator(trt: Any, output: weakref.ref[Buffer]) -> Any:
+@lru_cache
+def _allocator_class(trt: Any) -> Any:
     """TensorRT's way to ask for the memory of an output of unknown shape, and to tell the shape.
 
-    It gets the buffer of the size that it gave as upper bound. The reference is weak, since the context may hold the
-    allocator for good.
+    It gets the buffer of the size that it gave as upper bound; the reference to that is weak, since an allocator lives as long
+    as its context.
     """
 
     class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
+        output: weakref.ref[Buffer]
+
         def __init__(self) -> None:
             trt.IOutputAllocator.__init__(self)
 
         def reallocate_output(self, _name: str, _memory: int, size: int, _alignment: int) -> int:
-            buffer = output()
+            buffer = self.output()
             return buffer.address if buffer is not None and size <= max(buffer.size, 1) else 0
 
         def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, _stream: int) -> int:
             return self.reallocate_output(name, memory, size, alignment)
 
         def notify_shape(self, _name: str, shape: Any) -> None:
-            buffer = output()
+            buffer = self.output()
             if buffer is not None:
                 buffer.shape = tuple(adapter.sizes(shape))
 
-    return Allocator()
+    return Allocator

@@ -112,14 +112,14 @@ def test_engine_that_another_program_builds(name: str, tmp_path: Path, run: Run)
     plan = planned(name, tmp_path)
     write_model(plan, tmp_path / "k.onnx")
     line = shlex.split(commands(plan, tmp_path / "k.onnx")[1].line)
-    library = next(word for word in line if word.startswith("--dynamicPlugins=")).removeprefix("--dynamicPlugins=")
+    libraries = [word.removeprefix("--dynamicPlugins=") for word in line if word.startswith("--dynamicPlugins=")]
     profile = manifest.read(plan).profile
     code = (
         "from trtconvert.backend import select\n"
         "trt = select('auto').trt\n"
         "logger = trt.Logger(trt.Logger.ERROR)\n"
         "builder = trt.Builder(logger)\n"
-        f"assert builder.get_plugin_registry().load_library({library!r})\n"
+        f"assert all(map(builder.get_plugin_registry().load_library, {libraries!r}))\n"
         "network = builder.create_network(0)\n"
         "assert trt.OnnxParser(network, logger).parse_from_file('k.onnx')\n"
         "config, profile = builder.create_builder_config(), builder.create_optimization_profile()\n"

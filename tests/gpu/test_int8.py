@@ -75,8 +75,11 @@ def test_residual(name: str, tmp_path: Path) -> None:
 def test_plugins_between_products(name: str, tmp_path: Path) -> None:
     """MatMul, LayerNorm, GELU, MatMul, GELU, MatMul: the tensors between are int8."""
     random = np.random.default_rng(3)
-    norm = LN.replace("(x", "(p")
-    body = f"p = MatMul(x, w) {norm} y = Gelu(z) m = MatMul(y, wide) h = Add(m, c) q = Gelu(h) out = MatMul(q, back)"
+    norm = LN.replace("(x", "(first")
+    body = (
+        f"first = MatMul(x, w) {norm} y = Gelu(z) m = MatMul(y, wide) h = Add(m, c6) last = Gelu(h) "
+        "out = MatMul(last, back)"
+    )
     built = model(
         body,
         outputs="float[2,4,8] out",
@@ -84,7 +87,7 @@ def test_plugins_between_products(name: str, tmp_path: Path) -> None:
         w=random.standard_normal((8, 8)),
         wide=random.standard_normal((8, 32)),
         back=random.standard_normal((32, 8)),
-        c=np.linspace(-1, 1, 32),
+        c6=np.linspace(-1, 1, 32),
     )
     found = check(save(built, tmp_path), built, name, "all", tmp_path)
     assert found == ["LayerNormGeluQuantize", "DequantizeGeluQuantize"]

@@ -14,7 +14,7 @@ from trtconvert import model as onnx_model
 from trtconvert.custom_ops.custom import Custom
 from trtconvert.feeds.contract import of_model
 from trtconvert.op import Op
-from trtconvert.precision import int8
+from trtconvert.precision import int8, int8_prepare
 from trtconvert.precision.convert import Conversion, Converted, Kept
 from trtconvert.precision.options import PrecisionOptions
 from trtconvert.shapes import Profile
@@ -33,7 +33,8 @@ class Int8(Conversion):
         ops: Sequence[type[Op]],
     ) -> None:
         data = calibration.calibration(options.calib, model, folder, of_model(model, profile))
-        self.casts = options.name == "int8+fp16"
+        # A float16 model too: its Q and DQ have float32 steps, so that Casts are needed
+        self.casts = options.name == "int8+fp16" or int8_prepare.has_halves(model)
         self.made = int8.quantize(
             model,
             folder,

@@ -27,13 +27,17 @@ def prepare(model: ModelProto, folder: Path, halves: bool = False) -> ModelProto
     halves: it is to take float16. ConvertError if its operator set is too old and ONNX cannot raise it.
     """
     copy = inline_local(onnx_model.copy(model), lambda f: not is_ours(f.domain))
-    halves |= any(t.data_type == onnx.TensorProto.FLOAT16 for t in copy.graph.initializer)
-    opset = _HALF if halves else _PER_CHANNEL
+    opset = _HALF if halves or has_halves(copy) else _PER_CHANNEL
     copy = in_opset(copy, opset) if onnx_model.opset(copy) < opset else copy
     name_nodes(copy)
     for view in onnx_graph.views(copy, folder)[:1]:
         _fold_batch_norms(view)
     return copy
+
+
+def has_halves(model: ModelProto) -> bool:
+    """Whether its weights are float16."""
+    return any(t.data_type == onnx.TensorProto.FLOAT16 for t in model.graph.initializer)
 
 
 def _fold_batch_norms(view: GraphView) -> None:

@@ -17,6 +17,7 @@ from trtconvert.graph import GraphView
 from trtconvert.model import STANDARD_DOMAINS, numpy_dtype
 from trtconvert.precision import engines
 from trtconvert.precision.int8_places import PRODUCTS
+from trtconvert.precision.int8_weights import MOVES
 from trtconvert.precision.kinds import Kind
 from trtconvert.precision.measure import Extent, of_array
 from trtconvert.precision.uses import Uses, epsilon
@@ -24,6 +25,7 @@ from trtconvert.precision.uses import Uses, epsilon
 HEADROOM = 2.0  # other inputs than those measured may make values this many times as large
 MASK = 0.5  # of the largest number: what a mask's -1e9 becomes, so that two of them added, or scores, do not overflow
 IN_INT8 = "is quantized: its steps and sums are float32 in int8 products"
+_MOVES = MOVES - {"Constant", "Cast"}  # TensorRT dequantizes behind them
 STEPS = 4  # an epsilon of fewer least steps of the type is off by more than an eighth
 TURN = 0.02  # radians by which an angle may be off
 _LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -75,17 +77,10 @@ class Islands:
         2e-4. A DequantizeLinear of weights that a product in floats reads may change."""
         if node.op_type == "QuantizeLinear":
             return view.info(node.output[0]).dtype == "int8"
-        if node.op_type == "DequantizeLinear" and view.info(node.input[0]).dtype == "int8":
-            readers = [view.nodes[index] for index in view.consumers.get(node.output[0], ())]
-            return all(reader.op_type not in PRODUCTS or self._is_int8(view, reader) for reader in readers)
-        makers = [view.producer(name) for name in node.input[:2]]
-        return node.op_type in PRODUCTS and all(
-            maker is not None
-            and maker.op_type == "DequantizeLinear"
-            and maker.domain in STANDARD_DOMAINS
-            and view.info(maker.input[0]).dtype == "int8"
-            for maker in makers
-        )
+        if node.op_type in _MOVES or _dequantizes(view, node):
+            products = _products(view, node.output[0])
+            return _from_int8(view, node.output[0]) and all(self._is_int8(view, product) for product in products)
+        return node.op_type in PRODUCTS and all(_from_int8(view, name) for name in node.input[:2])
 
     def rounded(self, _name: str, array: NDArray[Any]) -> NDArray[Any]:
         """A constant in the narrower type: finite numbers stay finite, a mask's far from the type's end."""
@@ -202,3 +197,26 @@ def _count(view: GraphView, node: NodeProto) -> int | None:
     if before is None or after is None or len(sizes[0]) < len(before) or len(sizes[1]) < len(after):
         return None
     return math.prod(sizes[0]) // max(math.prod(sizes[1]), 1)
+
+
+def _dequantizes(view: GraphView, node: NodeProto) -> bool:
+    quantized = node.op_type == "DequantizeLinear" and node.domain in STANDARD_DOMAINS
+    return quantized and view.info(node.input[0]).dtype == "int8"
+
+
+def _from_int8(view: GraphView, name: str) -> bool:
+    """Whether the tensor is dequantized from int8, moved about at most."""
+    maker = view.producer(name)
+    while maker is not None and maker.op_type in _MOVES:
+        maker = view.producer(maker.input[0])
+    return maker is not None and _dequantizes(view, maker)
+
+
+def _products(view: GraphView, name: str) -> Iterator[NodeProto]:
+    """The products that read the tensor, moved about at most."""
+    for index in view.consumers.get(name, ()):
+        reader = view.nodes[index]
+        if reader.op_type in PRODUCTS:
+            yield reader
+        elif reader.op_type in _MOVES:
+            yield from _products(view, reader.output[0])

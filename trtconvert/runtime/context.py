@@ -33,6 +33,7 @@ class Context:
         self.engine, self.graphs, self.graph_fault = engine, graphs, ""
         self.stream: Any = engine.device.create_stream()
         self._context = engine.new_context()
+        self._allocators: dict[str, Any] = {}  # of outputs whose shape depends on the data
         self._last: tuple[Hashable, Bound] | None = None
         self._captured: OrderedDict[Hashable, tuple[Bound, Graph | None]] = OrderedDict()
         self._streams: dict[int, Any] = {}
@@ -136,10 +137,10 @@ class Context:
             return self._captured_for((key, *decisive), shapes, arrays, used)
         if views is not None:
             self._last = None
-            return Bound(self.engine, self._context, shapes, arrays, used, views), None
+            return Bound(self.engine, self._context, shapes, arrays, used, views, self._allocators), None
         if self._last is None or self._last[0] != key:
             self._last = None  # its memory is free before the new one is asked for
-            self._last = key, Bound(self.engine, self._context, shapes, arrays, used)
+            self._last = key, Bound(self.engine, self._context, shapes, arrays, used, allocators=self._allocators)
         return self._last[1], None
 
     def _captured_for(
