@@ -202,6 +202,14 @@ def test_damaged_text(text: str) -> None:
         decode(text)
 
 
+def test_a_text_that_is_cut_off() -> None:
+    """Wherever it is: a launch of fewer arguments would read what lies behind them."""
+    text = encode((Launch("k", (1, 1, 1), (1, 1, 1), (Tensor("", (), "in 0"), 7, 3.0)),))
+    for length in range(len(text) - 1):
+        with pytest.raises(ConvertError):
+            decode(text[:length])
+
+
 def test_launches_in_a_row_share_lent_memory() -> None:
     """Two kernels, the second reading what the first left in the memory that TensorRT lends."""
     sums, counts = Work(N * 8), Work(64, offset=N * 8)

@@ -7,7 +7,9 @@ import hashlib
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -17,8 +19,9 @@ from tests.conftest import ROOT, SAMPLES, Run, assert_clean_error
 from tests.native_drive import drive, fake_driver, image, launches, tensors, write_fields
 from tests.native_libraries import COMPILER, needs_compiler
 from tests.native_plans import all_cases, fields_in, plans
-from trtconvert import ConvertError, backend, check, launch, native, registration, surroundings
+from trtconvert import ConvertError, backend, build, check, launch, native, registration, surroundings
 from trtconvert.custom_ops import creators, elf
+from trtconvert.diagnosis import importable
 from trtconvert.kernel import Program
 from trtconvert.launch import Dim, Tensor
 from trtconvert.lower import Lowered
@@ -127,6 +130,43 @@ def test_build_native(run: Run, tmp_path: Path) -> None:
     assert_clean_error(run("plugins", "build-native", "--tensorrt-include", "lib"), "no NvInferRuntime.h")
 
 
+def test_build_native_twice_the_same_op(run: Run, tmp_path: Path) -> None:
+    """Its file given twice, and a namespace that C++ would end a string at."""
+    (tmp_path / "mine.py").write_text(MINE.replace('"acme"', "'a\"cme'"))
+    result = run("plugins", "build-native", "--op", "mine.py", "--op", "mine.py", "-o", "mine.so")
+    assert result.returncode == 0, result.stderr
+    listed = run("plugins", "list", "mine.so").stdout.splitlines()
+    assert [line.split()[:3] for line in listed if line.startswith("Mine")] == [["Mine", "3", 'a"cme']]
+    assert_clean_error(run("plugins", "build-native", "-o", "/proc/x/y.so"), "cannot be written", "give -o in a folder")
+
+
+def test_compiled_by_threads_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither takes the other's file away, and nothing is left beside the library."""
+    together, made, faults = threading.Barrier(3), tmp_path / "lib.so", list[Exception]()
+
+    def compiler(words: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        together.wait()
+        Path(words[words.index("-o") + 1]).write_bytes(b"library")
+        together.wait()
+        return subprocess.CompletedProcess(words, 0)
+
+    def work() -> None:
+        try:
+            native.compile_library(made)
+        except ConvertError as error:
+            faults.append(error)
+
+    monkeypatch.setattr("trtconvert.native.subprocess.run", compiler)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    assert [*tmp_path.iterdir()] == [made]
+    assert made.read_bytes() == b"library"
+
+
 def test_plugins_lib(run: Run, tmp_path: Path) -> None:
     """Its path, the same again; where it is not and cannot be built, how to get it."""
     path = Path(run("plugins", "lib").stdout.strip())
@@ -162,6 +202,32 @@ def test_python_creators_and_the_library_take_turns() -> None:
             assert fields() == []  # it loads plans, for engines that the library's creators served
     finally:
         registration.use_python(rtx)
+
+
+def test_the_library_waits_until_a_build_has_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that loads a plan with it does not take the Python creators away from one that builds."""
+    rtx, make_parser, waited = backend.select("rtx"), importable.make_parser, list[bool]()
+    native.library()  # compiled before
+    threads = list[threading.Thread]()
+
+    def registered_then_made(*arguments: Any) -> Any:
+        made = make_parser(*arguments)
+        threads.append(threading.Thread(target=registration.use_native, args=(rtx,)))
+        threads[-1].start()
+        threads[-1].join(0.1)
+        waited.append(threads[-1].is_alive())
+        return made
+
+    monkeypatch.setattr(importable, "make_parser", registered_then_made)
+    monkeypatch.setattr("trtconvert.compiled.compile_kernel", placeholder)
+    try:
+        build(SAMPLES / "sam_upscaler.onnx", tmp_path / "e.plan", BuildOptions(fuse="all", targets=("sm_86",)))
+    finally:
+        for thread in threads:
+            thread.join()
+        registration.use_python(rtx)
+    assert waited
+    assert all(waited)
 
 
 def test_nodes_that_do_not_fit(tmp_path: Path) -> None:
@@ -209,6 +275,8 @@ end
         ("i0.0 7 *", "i0.0 7", "damaged: the size"),
         ("i0.0 7 *", "", "damaged: the size"),
         ("i0.0 7 *", "i0.0 0 /", "divided by zero"),
+        ("i0.0 7 *", "-9223372036854775808 -1 /", "or overflows"),
+        ("i0.0 7 *", "i0.-1", "an input or dimension is missing"),
         ("i0.0 7 *", "i0.9", "an input or dimension is missing"),
         ("i0.0 7 *", "i4.0", "an input or dimension is missing"),
         ("i0.0 7 *", "i0.x", "should be an integer"),
@@ -298,6 +366,10 @@ def test_a_model_that_carries_its_kernels(run: Run, tmp_path: Path) -> None:
     plan = (tmp_path / "engine.plan").read_bytes()
     assert {p.name for p in plugins_in(plan)} == {"LayerNormGelu"}
     assert {name for name, _ in fields_in(plan)} == {"launch", "sm_86", "sm_89", "compute_89"}
+    again = run("plugins", "carry", "carried.onnx", "-o", "again.onnx", "--target", "sm_86,sm_89")
+    assert again.stdout == "again.onnx: 2 plugin nodes with their kernels\n", again.stderr
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "carried.onnx").read_bytes()
+    assert run("build", "carried.onnx", "-o", "python.plan", "--target", "sm_86").returncode == 0
     assert_clean_error(
         run("plugins", "carry", SAMPLES / "vit_block.onnx", "-o", "c.onnx"), "no node", "trtconvert fuse"
     )

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tests.conftest import SAMPLES, Run
 from tests.native_libraries import needs_compiler
 from tests.test_custom_ops import node, python_op, save
-from trtconvert import BuildOptions, ConvertError, backend, build, engine, gpu, manifest, native
+from trtconvert import BuildOptions, ConvertError, adapter, backend, build, engine, gpu, manifest, native, registration
 from trtconvert.backend import Log
 from trtconvert.custom_ops import creators
 from trtconvert.manifest import IO
@@ -284,6 +284,15 @@ def test_a_view_reads_what_we_export(dtype: str, monkeypatch: pytest.MonkeyPatch
     assert waits == [(9, 7), (7, 9)]  # the memory is free once the reader's stream is through
 
 
+def test_a_result_is_handed_over_as_it_is() -> None:
+    """Who asks for a copy, or for host memory, is not given the memory itself."""
+    array = DeviceArray(Memory(24), (3, 2), np.dtype(np.float32), Stream(0))
+    assert array.__dlpack__(stream=1, dl_device=(dlpack.CUDA, 0), copy=False, max_version=(1, 0))
+    for wishes in ({"copy": True}, {"dl_device": (dlpack.CPU, 0)}, {"dl_device": (dlpack.CUDA, 1)}):
+        with pytest.raises(BufferError, match="without a copy"):
+            array.__dlpack__(stream=1, **wishes)  # type: ignore[arg-type]
+
+
 def test_arrays_that_cannot_be_inputs() -> None:
     square = np.arange(16.0).reshape(4, 4)
     with pytest.raises(ConvertError, match="'x' lies on GPU 1, the engine on GPU 0"):
@@ -498,6 +507,18 @@ def test_inputs_live_until_the_gpu_has_read_them(stand_in: Any, monkeypatch: pyt
     assert alive() is None
 
 
+def test_inputs_on_the_host_live_as_long(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside one on the GPU nobody waits, and what is pinned is then read while the host goes on."""
+    monkeypatch.setattr(Mark, "passed", False)
+    stand_in.inputs, stand_in.check_names = [*StandIn.inputs, IO("b", "float32", [-1])], lambda _given: None
+    context, host = Context(stand_in), ones(2)
+    alive = weakref.ref(host)
+    context.run({"x": OnDevice(ones(2)), "b": host})
+    del host
+    gc.collect()
+    assert alive() is not None
+
+
 def test_graphs_are_kept_by_shape(stand_in: Any) -> None:
     """Two shapes, each captured once in a context of its own; the one used longest ago goes for a third."""
     context = Context(stand_in, graphs=2)
@@ -550,6 +571,43 @@ def test_a_context_for_each_thread(stand_in: Any) -> None:
     assert len(stand_in.contexts) == 8
     with pytest.raises(ConvertError, match="the engine has 1 inputs, got 2 arrays"):
         loaded(ones(1), ones(1))
+    with pytest.raises(ConvertError, match="given twice, by place and by name: x"):
+        loaded(ones(1), x=ones(1))
+
+
+def test_a_plugin_that_fails_says_why_to_its_own_engine(stand_in: Any) -> None:
+    """Whether TensorRT makes it with the engine or with a context; an engine that is fine hears nothing of it."""
+    loaded = Loaded(stand_in)
+    del loaded.new_context
+    stand_in.create_execution_context = lambda: None
+    loaded.backend, loaded.path = backend.select("rtx"), StandIn.path
+    creator = adapter.creator(loaded.backend, "Damaged", "1", "")
+    for _ in range(2):
+        assert creator.create_plugin("", [], loaded.backend.trt.TensorRTPhase.RUNTIME) is None
+    with pytest.raises(ConvertError, match="plugin Damaged in this plan was not built by trtconvert"):
+        loaded.new_context()
+    with pytest.raises(ConvertError, match="cannot load the plan: what another run left"):
+        loaded.new_context()
+    creator.create_plugin("", [], loaded.backend.trt.TensorRTPhase.RUNTIME)
+    stand_in.create_execution_context = lambda: "a context"
+    assert loaded.new_context() == "a context"
+    adapter.failure()
+
+
+def test_no_context_is_made_while_creators_change(stand_in: Any) -> None:
+    """TensorRT looks for them then, and use_native and use_python take them away for a moment."""
+    loaded = Loaded(stand_in)
+    del loaded.new_context
+    stand_in.create_execution_context = lambda: "a context"
+    stand_in.backend.is_rtx = False
+    made = list[Any]()
+    thread = threading.Thread(target=lambda: made.append(loaded.new_context()))
+    with registration.lock:
+        thread.start()
+        thread.join(0.1)
+        assert not made
+    thread.join()
+    assert made == ["a context"]
 
 
 def test_an_engine_goes_with_its_last_reference(stand_in: Any) -> None:

@@ -75,6 +75,11 @@ FAULTS: dict[str, tuple[Callable[[Path, bytes], object], str, str]] = {
     "truncated": (lambda plan, data: plan.write_bytes(data[:5000]), "cut off: 5000 bytes of", "copy the plan again"),
     "truncated, no manifest": (lambda plan, data: alone(plan, data[:-1]), "cut off: ", "copy the plan again"),
     "cut off within the header": (lambda plan, data: alone(plan, data[:40]), "no TensorRT plan.*40 bytes", "in binary"),
+    "header of an unknown kind": (
+        lambda plan, data: alone(plan, data[:4] + b"\1" + data[5:]),
+        "header is damaged, or of a TensorRT",
+        "copy the plan again",
+    ),
     "empty": (lambda plan, _: alone(plan, b""), "the file is empty", "give a plan"),
     "no plan": (lambda plan, _: alone(plan, b"\x08\x0a" * 99), "no TensorRT plan: it begins with", "give a plan"),
     "another plan": (
@@ -155,6 +160,33 @@ def test_the_sentences_differ() -> None:
         sentence for name, (_, sentence, _) in FAULTS.items() if "digest" not in name and "truncated," not in name
     ]
     assert len(set(sentences)) == len(sentences)
+
+
+@pytest.mark.parametrize("value", [None, "x", 5, [5], [{}], {"a": 5}])
+def test_a_manifest_with_values_of_another_type(plan: Path, value: Any) -> None:
+    """Whichever they are: said at once, and nothing fails on them later."""
+    whole = manifest.path_for(plan).read_text()
+    for name in ("backend_version", "plan_bytes", "plugin_files", "targets", "plugins", "engine_inputs"):
+        edited(plan, **{name: value})
+        with pytest.raises(ConvertError) as caught:
+            load_engine(plan)
+        assert caught.value.fix, name
+        manifest.path_for(plan).write_text(whole)
+    described = json.loads(whole)
+    described["plugins"][0]["fields_format"] = str(value)
+    edited(plan, **described)
+    with pytest.raises(ConvertError, match="manifest cannot be read: plugins is of another type"):
+        load_engine(plan)
+
+
+def test_a_plan_that_cannot_be_read(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    manifest.path_for(plan).unlink()
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConvertError, match="the plan cannot be read: Permission denied"):
+        load_engine(plan)
 
 
 def test_another_backend_than_asked_for(plan: Path) -> None:

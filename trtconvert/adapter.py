@@ -60,10 +60,17 @@ def building(targets: tuple[str, ...]) -> Iterator[None]:
         _targets.reset(token)
 
 
+def failure() -> ConvertError | None:
+    """What went wrong inside a plugin, if anything did; forgotten then, with all before it."""
+    found = _failures[-1:]
+    _failures.clear()
+    return found[0] if found else None
+
+
 def raise_failure() -> None:
     """Raise what went wrong inside a plugin, if anything did."""
-    if _failures:
-        raise _failures.pop()
+    if found := failure():
+        raise found
 
 
 def _kept(otherwise: Any = None, again: bool = False) -> Callable[[F], F]:

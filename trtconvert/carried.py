@@ -24,6 +24,7 @@ from trtconvert import model as onnx_model
 from trtconvert.backend import select
 from trtconvert.compiled import compile_op
 from trtconvert.custom_ops import formats, libraries
+from trtconvert.custom_ops.attributes import BUILD, IMAGES, LAUNCH, drop
 from trtconvert.custom_ops.creators import Creator
 from trtconvert.custom_ops.custom import PluginNode
 from trtconvert.diagnosis import importable
@@ -39,11 +40,10 @@ if TYPE_CHECKING:
     from trtconvert.backend import types
 
 FORMAT = 1  # of trtconvert_build; raised when an older library would misread it
-LAUNCH, BUILD, IMAGES = "trtconvert_launch", "trtconvert_build", "trtconvert_images"
 
 
 def write(model: str | Path, output: str | Path, options: BuildOptions | None = None) -> list[PluginNode]:
-    """Write the model as TensorRT is given it, its plugin nodes with their kernels inside; returns these nodes.
+    """Write the model as TensorRT is given it, its plugin nodes with their kernels inside; returns the nodes that got some.
 
     model: a fused one, or with plugin nodes of its own. options: of these targets, plugins and backend count. ConvertError where
     TensorRT cannot import the model, or nothing in it is a plugin of a Python op.
@@ -58,12 +58,13 @@ def write(model: str | Path, output: str | Path, options: BuildOptions | None = 
     targets = choose_targets(options, backend)
     lowered = Maker(backend, options, source, targets).lowered(proto, shapes.Profile({}))
     importable.require(lowered, source, backend)
-    if not any(node.op for node in lowered.plugin_nodes):
+    filled = [node for node in lowered.plugin_nodes if node.op is not None]
+    if not filled:
         raise ConvertError("no node of the model is a plugin", where=str(source), fix="fuse it first: trtconvert fuse")
     network = Network(backend, options, lowered, source, targets)
     carrying = carry(lowered, network.network, images_of(targets))
     onnx_model.save(carrying.model, target, source)
-    return carrying.plugin_nodes
+    return filled
 
 
 def carry(lowered: Lowered, network: types.INetworkDefinition, targets: tuple[str, ...], library: str = "") -> Lowered:
@@ -102,9 +103,8 @@ def _fill(node: NodeProto, kind: type[Op], inputs: list[Tensor], targets: tuple[
         helper.make_attribute(BUILD, _described(inputs, outputs, lent, compiled.images)),
         helper.make_attribute(IMAGES, _tensor(b"".join(compiled.images.values()))),
     )
-    kept = [a for a in node.attribute if a.name not in (LAUNCH, BUILD, IMAGES)]
-    del node.attribute[:]
-    node.attribute.extend([*kept, *attributes])
+    drop(node, (LAUNCH, BUILD, IMAGES))
+    node.attribute.extend(attributes)
 
 
 def _tensor(data: bytes) -> TensorProto:

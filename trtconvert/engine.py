@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from threading import Lock, local
+from threading import local
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -95,7 +95,8 @@ class Engine:
         self.device.set_current()
         self.logger, self.log = logger(backend)
         self.runtime: types.Runtime = backend.trt.Runtime(self.logger)
-        self.engine: types.ICudaEngine = self.runtime.deserialize_cuda_engine(plan)
+        with registration.lock:
+            self.engine: types.ICudaEngine = self.runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
             raise self._load_error()
         self.stream = self.device.create_stream()
@@ -105,7 +106,7 @@ class Engine:
         self.inputs = [t for t in tensors if self.engine.get_tensor_mode(t.name) == is_input]
         self.outputs = [t for t in tensors if self.engine.get_tensor_mode(t.name) != is_input]
         self.host_inputs = {t.name for t in self.inputs if self.engine.get_tensor_location(t.name) == on_host}
-        self._making, self._own = Lock(), local()
+        self._own = local()
         self._own.context = self._thread_context()  # a plugin that is missing shows here
 
     def _io(self, name: str) -> IO:
@@ -113,7 +114,10 @@ class Engine:
         return IO(name, dtype, [*adapter.sizes(self.engine.get_tensor_shape(name))])
 
     def _load_error(self) -> ConvertError:
-        return faults.load_error(self.log, self.backend, self.path, creators.registered(self.backend, ours=True))
+        """What a plugin says of itself, else what TensorRT's log tells."""
+        return adapter.failure() or faults.load_error(
+            self.log, self.backend, self.path, creators.registered(self.backend, ours=True)
+        )
 
     def bind(self, shapes: Mapping[str, Sequence[int]], values: Mapping[str, NDArray[Any]] | None = None) -> Bound:
         """Device buffers for these input shapes, with an execution context of their own, to be executed many times.
@@ -131,7 +135,7 @@ class Engine:
     def new_context(self, final_kernels: bool = False) -> types.IExecutionContext:
         """TensorRT's own execution context. final_kernels: with TensorRT-RTX, none but the kernels made for a shape."""
         context: types.IExecutionContext | None
-        with self._making:
+        with registration.lock:
             if final_kernels and self.backend.is_rtx and any(-1 in (t.shape or ()) for t in self.inputs):
                 # RTX runs a fallback kernel until one for the shape is compiled in the background; a graph would keep that.
                 config: Any = self.engine.create_runtime_config()
@@ -140,7 +144,6 @@ class Engine:
                 context = self.engine.create_execution_context(config)
             else:
                 context = self.engine.create_execution_context()
-        adapter.raise_failure()
         if context is None:
             raise self._load_error()
         return context
@@ -161,7 +164,10 @@ class Engine:
         """`run` with the inputs as arguments, in their order or by name."""
         if len(arrays) > len(self.inputs):
             raise ConvertError(f"the engine has {len(self.inputs)} inputs, got {len(arrays)} arrays")
-        return self.run({t.name: array for t, array in zip(self.inputs, arrays, strict=False)} | feeds)
+        placed = {t.name: array for t, array in zip(self.inputs, arrays, strict=False)}
+        if twice := placed.keys() & feeds.keys():
+            raise ConvertError(f"given twice, by place and by name: {', '.join(sorted(twice))}")
+        return self.run(placed | feeds)
 
     def check_names(self, given: Iterable[str]) -> None:
         """ConvertError unless these are the names of the inputs."""

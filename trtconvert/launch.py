@@ -274,6 +274,8 @@ def decode(text: str) -> Launches:
     try:
         if not starts:
             raise ValueError("no kernel")
+        if lines[-1] != "end":
+            raise ValueError("it has no end")
         return tuple(_decode_lines(lines[i:j]) for i, j in zip(starts, [*starts[1:], len(lines)], strict=True))
     except (KeyError, ValueError, IndexError) as error:
         raise ConvertError(

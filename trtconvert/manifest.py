@@ -8,7 +8,7 @@ import json
 import os.path
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from onnx import ModelProto
 
@@ -179,9 +179,26 @@ def decode(text: bytes, where: str) -> Manifest:
         told = data["precision"]
         data["precision"] = Precision(told) if isinstance(told, str) else Precision(**told)
         data["plugins"] = [PluginUse(**plugin) for plugin in data["plugins"]]
-        return Manifest(**data)
+        described = Manifest(**data)
+        for name, wanted in get_type_hints(Manifest).items():
+            if not _fits(getattr(described, name), wanted):
+                raise TypeError(f"{name} is of another type than trtconvert writes")
+        return described
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable(where, error) from error
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Whether a value is what its annotation says."""
+    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
+        hints = get_type_hints(wanted)
+        return isinstance(value, wanted) and all(_fits(getattr(value, name), hints[name]) for name in hints)
+    inside = get_args(wanted)
+    if get_origin(wanted) is list:
+        return isinstance(value, list) and all(_fits(one, inside[0]) for one in value)
+    if get_origin(wanted) is dict:
+        return isinstance(value, dict) and all(_fits(one, inside[1]) for one in value.values())
+    return wanted is Any or type(value) is wanted or any(_fits(value, one) for one in inside)
 
 
 def _unreadable(where: str, error: Exception) -> ConvertError:
@@ -191,14 +208,25 @@ def _unreadable(where: str, error: Exception) -> ConvertError:
 def read_plan(plan: Path) -> tuple[bytes, Manifest | None]:
     """A plan and its manifest, checked against each other; None if it has no manifest beside it."""
     if plan.is_file() and not path_for(plan).is_file():
-        return plan.read_bytes(), None
+        return _plan_bytes(plan), None
     described = read(plan)
     return check_plan(described, plan), described
 
 
+def _plan_bytes(plan: Path) -> bytes:
+    try:
+        return plan.read_bytes()
+    except OSError as error:
+        raise ConvertError(
+            f"the plan cannot be read: {error.strerror or error}",
+            where=str(plan),
+            fix="make it readable, or copy the plan again",
+        ) from error
+
+
 def check_plan(manifest: Manifest, plan: Path) -> bytes:
     """The plan's bytes, checked against the manifest's digest."""
-    data = plan.read_bytes()
+    data = _plan_bytes(plan)
     if len(data) < manifest.plan_bytes:
         raise ConvertError(
             f"the plan is cut off: {len(data)} bytes of {manifest.plan_bytes}",

@@ -8,13 +8,14 @@ when it is first asked for, into the cache.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def compile_library(
     TensorRT's own declarations. folder: of the sources. ConvertError where there is no g++, or it fails.
     """
     folder = folder or sources()
-    names = " ".join(f'CREATOR("{name}", "{version}", "{space}")' for name, version, space in more)
+    names = " ".join(f"CREATOR({', '.join(map(json.dumps, key))})" for key in dict.fromkeys(more))
     flags = [*FLAGS, f"-Wl,--version-script={folder / 'exports.map'}", f"-DMORE_CREATORS={names}"]
     if headers is not None:
         flags += ["-DTENSORRT_HEADERS", *_include(headers, folder)]
@@ -133,24 +134,25 @@ def _compile(source: Path, output: Path, flags: list[str]) -> None:
             "the C++ plugin library was not built: there is no g++ on this machine",
             fix="install g++ (apt install g++) and run: trtconvert plugins build-native; or install a wheel built where it is",
         )
-    made = output.with_name(f"{output.name}.{os.getpid()}")
-    command = [compiler, *flags, "-o", str(made), str(source), *LINKING]
+    command = [compiler, *flags, "-o", str(output), str(source), *LINKING]
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        for more in (ALONE, ()):
-            result = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
-            if result.returncode == 0:
-                break
-        else:
-            first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
-            raise ConvertError(f"g++ cannot compile {source.name}: {first}", fix=f"run: {' '.join(command)}")
-        os.replace(made, output)
+        with tempfile.TemporaryDirectory(
+            dir=output.parent, prefix=f".{output.name}."
+        ) as folder:  # others may do the same
+            made = Path(folder) / output.name
+            for more in (ALONE, ()):
+                words = [str(made) if word == str(output) else word for word in (*command, *more)]
+                result = subprocess.run(words, capture_output=True, text=True, check=False)
+                if result.returncode == 0:
+                    break
+            else:
+                first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
+                raise ConvertError(f"g++ cannot compile {source.name}: {first}", fix=f"run: {shlex.join(command)}")
+            os.replace(made, output)
     except OSError as error:
         raise ConvertError(
             f"the C++ plugin library cannot be written: {error.strerror or error}",
             where=str(output),
-            fix="set TRTCONVERT_CACHE_DIR to a folder that can be written",
+            fix="give -o in a folder that can be written; without -o it goes into TRTCONVERT_CACHE_DIR",
         ) from error
-    finally:
-        with suppress(OSError):
-            made.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from trtconvert import adapter, gpu, shapes
+from trtconvert import adapter, gpu, registration, shapes
 from trtconvert import model as onnx_model
 from trtconvert.backend import RTX_EXTRA_TARGETS, RTX_TARGETS, Backend, logger, supports
 from trtconvert.custom_ops import formats
@@ -140,8 +140,10 @@ class Network:
         if not self.builder:
             raise ConvertError(f"{backend.title} does not start: {self.log.cause()}")
         self.network: types.INetworkDefinition = self.builder.create_network(backend.network_flags())
-        self.parser: types.OnnxParser = importable.make_parser(backend, self.network, self.logger, lowered.plugin_nodes)
-        with adapter.building(images_of(targets)):
+        with registration.parsing, adapter.building(images_of(targets)):
+            self.parser: types.OnnxParser = importable.make_parser(
+                backend, self.network, self.logger, lowered.plugin_nodes
+            )
             parsed = self.parser.parse(onnx_model.serialize(self.model), str(source.resolve()))
             adapter.raise_failure()
         if not parsed:

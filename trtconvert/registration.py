@@ -29,7 +29,8 @@ class _Library:
 
 _made: dict[str, dict[Key, Any]] = {}  # by backend: the Python creators
 _libraries: dict[str, _Library] = {}
-_lock = RLock()
+lock = RLock()  # held while creators change; and by who lets TensorRT look them up, as it does in making a context
+parsing = RLock()  # taken before `lock`: held while a parser makes plugins of Python ops, which the library cannot make
 
 
 def ensure_creator(backend: Backend, name: str, version: str, namespace: str, op: type[Op] | None = None) -> None:
@@ -39,7 +40,7 @@ def ensure_creator(backend: Backend, name: str, version: str, namespace: str, op
     the name.
     """
     key = (name, version, namespace)
-    with _lock:
+    with lock:
         if key in _native(backend):
             if op is None:
                 return
@@ -79,7 +80,7 @@ def use_native(backend: Backend) -> None:
     ConvertError where it is not built, or somebody else has loaded it.
     """
     path = native.library()
-    with _lock:
+    with parsing, lock:
         if backend.name in _libraries:
             return
         plugins = backend.trt.get_plugin_registry()
@@ -103,7 +104,7 @@ def use_native(backend: Backend) -> None:
 
 def use_python(backend: Backend) -> None:
     """Let the Python creators serve again, for all that the library has served: engines in use may want further contexts."""
-    with _lock:
+    with lock:
         library = _libraries.pop(backend.name, None)
         if library is not None:
             backend.trt.get_plugin_registry().deregister_library(library.handle)

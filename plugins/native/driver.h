@@ -14,7 +14,7 @@ enum { FUNCTION_SHARED = 1, FUNCTION_MAX_DYNAMIC_SHARED = 8 };
 constexpr int OVERLAP_ARCH = 90;  // of the image: an older one does not wait by itself
 
 // CUlaunchAttribute and CUlaunchConfig of cuda.h. id 6: the launch may start before the one before it has ended.
-struct LaunchAttribute {
+struct alignas(8) LaunchAttribute {
     int id;
     char padding[4];
     int value;
@@ -26,6 +26,7 @@ struct LaunchConfig {
     LaunchAttribute const* attributes;
     unsigned count;
 };
+static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
 constexpr LaunchAttribute OVERLAPPING{6, {}, 1, {}};
 
 struct Driver {

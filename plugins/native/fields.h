@@ -10,6 +10,7 @@ namespace trt = trtconvert_abi;
 #endif
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <locale>
@@ -83,7 +84,7 @@ Value fold(Size const& size, Constant constant, Dim dim, Apply apply) {
 }
 
 int64_t arithmetic(char kind, int64_t a, int64_t b) {
-    if (b == 0 && (kind == '/' || kind == '^')) throw Fault("a size is divided by zero");
+    if ((kind == '/' || kind == '^') && (b == 0 || (b == -1 && a == INT64_MIN))) throw Fault("a size is divided by zero, or overflows");
     switch (kind) {
         case '+': return a + b;
         case '-': return a - b;

@@ -3,7 +3,7 @@
 // not. Names, order and numbers are those of TensorRT's public C++ API, written after its documentation,
 // https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/c-api/ (namespace nvinfer1: IPluginV3, IPluginV3OneCore,
 // IPluginV3OneBuild, IPluginV3OneRuntime, IPluginCreatorV3One, IVersionedInterface, IExprBuilder), the same from 10.0 on.
-// layout.h compares it with the headers themselves, where they are.
+// layout.cpp compares it with the headers themselves, where they are.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -115,7 +115,7 @@ public:
             using Op = trt::DimensionOperation;
             auto const constant = [&](int64_t value) -> Expr { return builder.constant(value); };
             auto const dim = [&](int64_t input, int64_t axis) -> Expr {
-                if (input >= ins || axis >= in[input].nbDims) throw Fault("an input or dimension is missing");
+                if (input < 0 || input >= ins || axis < 0 || axis >= in[input].nbDims) throw Fault("an input or dimension is missing");
                 return in[input].d[axis];
             };
             auto const apply = [&](char kind, Expr a, Expr b) -> Expr {

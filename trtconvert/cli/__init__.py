@@ -18,7 +18,7 @@ COMMANDS = {
     "bench": "Time an engine with plugins against TensorRT's own layers.",
     "export": "Take a plan to Triton, a C++ program or trtexec.",
     "inspect": "Describe a model or a plan.",
-    "plugins": "List the ops, or check one from pattern to kernel.",
+    "plugins": "List or check ops, and make plugins for programs without Python.",
     "cache": "List the engines that --cache keeps, or clear them.",
     "doctor": "Say what this machine can build and run, and what is missing.",
 }

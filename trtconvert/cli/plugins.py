@@ -163,4 +163,5 @@ def carry_(model: Path, output: Path, target: str, plugins: tuple[Path, ...], ba
 
     wanted = tuple(part.strip() for part in target.split(",") if part.strip())
     nodes = carried.write(model, output, BuildOptions(targets=wanted, plugins=plugins, backend=backend))
-    click.echo(f"{output}: {len(nodes)} plugin nodes with their kernels")
+    what = f"{len(nodes)} plugin nodes with their kernels" if len(nodes) > 1 else "1 plugin node with its kernels"
+    click.echo(f"{output}: {what}")

@@ -23,6 +23,11 @@ from trtconvert.errors import ConvertError
 VERSION, NAMESPACE, SHAPE_INPUTS = "plugin_version", "plugin_namespace", "tensorrt_plugin_shape_input_indices"
 MAPPED = "plugin"  # domain of nodes that --map gave to a creator: nothing else claims them
 RESERVED = (VERSION, NAMESPACE, SHAPE_INPUTS)  # the parser reads these itself
+LAUNCH, BUILD, IMAGES = (
+    "trtconvert_launch",
+    "trtconvert_build",
+    "trtconvert_images",
+)  # kernels inside the node, see carried.py
 _FLOATS = ("float32", "float16", "float64", "bf16")
 _INTS = {"int8": 8, "int16": 16, "int32": 32, "int64": 32}  # bits that arrive: the parser passes integers as int32
 _NUMBERS = {
@@ -49,7 +54,10 @@ def op_title(node: NodeProto) -> str:
 
 def check(node: NodeProto, creator: Creator, left_out: Sequence[str] = ()) -> Iterator[Fault]:
     """Every fault of the node's attributes; what can be put right exactly is, in place: integers where floats are declared,
-    whole floats where integers are, the defaults of a Python op. left_out: fields that may be missing."""
+    whole floats where integers are, the defaults of a Python op, which makes its kernels anew. left_out: fields that may be
+    missing."""
+    if creator.op is not None:
+        drop(node, (LAUNCH, BUILD, IMAGES))
     declared = {field.name: field for field in creator.fields}
     given = {attribute.name: attribute for attribute in node.attribute if attribute.name not in RESERVED}
     missing = [field for name, field in declared.items() if name not in given and name not in left_out]
@@ -68,6 +76,13 @@ def check(node: NodeProto, creator: Creator, left_out: Sequence[str] = ()) -> It
         fields = ", ".join(f"{field.name} ({field.type})" for field in lacking)
         reason = f"the plugin declares {fields}, which the node lacks"
         yield Fault(node.name, op_title(node), reason, f"{flags}; an empty VALUE leaves it to the plugin")
+
+
+def drop(node: NodeProto, names: Sequence[str]) -> None:
+    """Remove the attributes of these names."""
+    kept = [attribute for attribute in node.attribute if attribute.name not in names]
+    del node.attribute[:]
+    node.attribute.extend(kept)
 
 
 def _unknown(node: NodeProto, name: str, creator: Creator, missing: list[str]) -> Fault:

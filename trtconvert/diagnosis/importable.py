@@ -87,8 +87,8 @@ def ask(lowered: Lowered, source: Path, backend: Backend) -> list[Fault]:
     log, _ = logger(backend)
     builder = backend.trt.Builder(log)
     network = builder.create_network(backend.network_flags())
-    parser = make_parser(backend, network, log, lowered.plugin_nodes)
-    with adapter.building(()):
+    with registration.parsing, adapter.building(()):
+        parser = make_parser(backend, network, log, lowered.plugin_nodes)
         taken = parser.supports_model_v2(onnx_model.serialize(_without_idle(lowered.model)), str(source.resolve()))
     if taken:
         return []

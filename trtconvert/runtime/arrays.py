@@ -132,8 +132,18 @@ class DeviceArray:
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CUDA, self.device
 
-    def __dlpack__(self, *, stream: int | None = None, **_wishes: Any) -> Any:
-        """stream: the reader's, 1 or None for the legacy default stream, -1 if it sees to the order itself."""
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+        **_wishes: Any,
+    ) -> Any:
+        """stream: the reader's, 1 or None for the legacy default stream, -1 if it sees to the order itself. BufferError where a
+        copy or another device is asked for."""
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("the array is handed over on its GPU, without a copy; numpy() gives one in host memory")
         if stream != -1:
             self._order(stream or 1)
         return dlpack.capsule(self, self.address, self.shape, self.dtype, self.device)

@@ -38,7 +38,7 @@ class Context:
         self._captured: OrderedDict[Hashable, tuple[Bound, Graph | None]] = OrderedDict()
         self._streams: dict[int, Any] = {}
         self._latest = self.stream  # on which the context ran last
-        self._held: deque[tuple[gpu.Mark, list[View]]] = deque()  # what runs that may not be over read, and their ends
+        self._held: deque[tuple[gpu.Mark, list[Any]]] = deque()  # what runs that may not be over read, and their ends
 
     def __del__(self) -> None:
         with suppress(ConvertError, ImportError):  # at the end of the process
@@ -74,7 +74,8 @@ class Context:
             self._execute(bound, graph)
             return dict(bound.read())
         results = self._run_on_device(arrays, views, used)
-        self._held.append((gpu.Mark(handle), list(views.values())))
+        # Host memory too: what is pinned is copied while the host goes on.
+        self._held.append((gpu.Mark(handle), [*views.values(), *arrays.values()]))
         return results
 
     def _use(self, stream: Any) -> Any:

@@ -13,7 +13,16 @@ from trtconvert.custom_ops.creators import Creator
 from trtconvert.diagnosis import tensorrt_log
 from trtconvert.errors import ConvertError, NoUsableGpuError
 from trtconvert.manifest import Manifest
-from trtconvert.runtime.contents import GPUS, Header, header, launch_format, plugins_in
+from trtconvert.runtime.contents import (
+    COMPATIBLE,
+    GPUS,
+    HEADER_BYTES,
+    TENSORRT,
+    Header,
+    header,
+    launch_format,
+    plugins_in,
+)
 
 Key = tuple[str, str, str]
 _WITHOUT_MANIFEST = "copy plan and manifest together again, or remove the manifest: the plan loads without it"
@@ -86,6 +95,12 @@ def check_contents(plan: bytes, described: Manifest | None, path: Path) -> str:
     if found is not None:
         _check_header(found, len(plan), described, path)
     elif described is None:
+        if plan[:4] in (TENSORRT, COMPATIBLE) and len(plan) >= HEADER_BYTES:
+            raise ConvertError(
+                "the plan's header is damaged, or of a TensorRT that this trtconvert does not know",
+                where=str(path),
+                fix="copy the plan again, or upgrade trtconvert",
+            )
         raise ConvertError(
             f"no TensorRT plan: it begins with {plan[:4]!r}, {len(plan)} bytes in all" if plan else "the file is empty",
             where=str(path),
