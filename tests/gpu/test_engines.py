@@ -244,7 +244,7 @@ except trtconvert.ConvertError as error:
 """
     result = subprocess.run([sys.executable, "-c", code, str(speech)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert "LayerNormGelu, version 1" in result.stdout
+    assert "LayerNormGelu version 1" in result.stdout
     assert "fix: " in result.stdout
 
 

@@ -48,7 +48,8 @@ class Proof:
         self.is_source = converted is None
         self.precision = references.precision_of(self.computed)
         products = self.precision in ("float32", "float64") and references.multiplies(self.computed)
-        self.compute = "tf32" if products else self.precision
+        mixed = self.precision == "int8" and references.has_narrow_floats(self.computed)
+        self.compute = "tf32" if products else rules.MIXED if mixed else self.precision
         self.rule = rules.RULES[self.compute]
         widened = references.reference_of(model)
         self.runs: dict[str, Runnable] = {
@@ -59,7 +60,9 @@ class Proof:
             self.runs[TWIN_CUT] = ModelRun(references.twin_of(self.computed, cuts=True), self.computed_folder)
         self.suspects: dict[str, Suspect] = {}
         self._too_large = references.weight_bytes(model) > _LARGE
-        for suspect in () if self._too_large else suspects.suspects(widened):
+        # What suspects change is less than bfloat16's own rounding
+        looked_for = not self._too_large and self.precision != "bfloat16"
+        for suspect in suspects.suspects(widened) if looked_for else ():
             name = f"suspect {len(self.suspects)}"
             try:
                 self.runs[name] = ModelRun(suspect.model, folder)

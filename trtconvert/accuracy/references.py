@@ -48,10 +48,19 @@ def precision_of(model: ModelProto) -> str:
     """The least precise of PRECISIONS that the model computes in; int8 if it quantizes."""
     if any(node.op_type == "QuantizeLinear" for node in onnx_model.all_nodes(model)):
         return "int8"
+    used = _dtypes(model)
+    return next((d for d in PRECISIONS if d in used), "float32")
+
+
+def has_narrow_floats(model: ModelProto) -> bool:
+    """Whether some of its tensors are 16-bit floats."""
+    return bool(_dtypes(model) & {"float16", "bfloat16"})
+
+
+def _dtypes(model: ModelProto) -> set[str]:
     infos = onnx_graph.infer(model)
     used = {info.dtype for graph in infos.values() for info in graph.values()}
-    used |= {onnx_model.dtype_name(t.data_type) for t in onnx_model.all_tensors(model)}
-    return next((d for d in PRECISIONS if d in used), "float32")
+    return used | {onnx_model.dtype_name(t.data_type) for t in onnx_model.all_tensors(model)}
 
 
 def weight_bytes(model: ModelProto) -> int:

@@ -42,6 +42,7 @@ class Rule:
     most: float = math.inf
 
 
+MIXED = "int8+fp16"
 _MEASURED = "tests/bench/results/error_distributions.md"
 RULES = {
     "float64": Rule("float64 as float32", 1e-5, 1e-5, "TensorRT computes float64 as float32", 0.05),
@@ -50,11 +51,15 @@ RULES = {
     "float16": Rule("float16", 5e-4, 2e-4, _MEASURED, 0.1),
     "bfloat16": Rule("bfloat16", 4e-3, 2e-3, _MEASURED, 0.3),
     "int8": Rule("int8", 5e-3, 2e-3, _MEASURED, 0.5),
+    # What 16-bit floats are off before they are quantized flips steps: 0.015 where the twin has 0.0012, on an H200
+    MIXED: Rule("int8, 16-bit floats between", 1.5e-2, 5e-3, _MEASURED, 0.5),
 }
 # Source and fused model, both widened to fp32: what is left is the rounding of constants, and in int8 of values between steps.
-SAME_MATHS = {"float64": 1e-5, "float32": 1e-5, "tf32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2}
+SAME_MATHS = {"float64": 1e-5, "float32": 1e-5, "tf32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
+SAME_MATHS |= {"int8": 2e-2, MIXED: 2e-2}
 # What a conversion may cost, as relative L2; a model that loses more is not to be shipped in that precision without a look.
-COSTS = {"float64": 1e-3, "float32": 1e-3, "tf32": 5e-3, "float16": 1e-2, "bfloat16": 5e-2, "int8": 0.2}
+COSTS = {"float64": 1e-3, "float32": 1e-3, "tf32": 5e-3, "float16": 1e-2, "bfloat16": 5e-2}
+COSTS |= {"int8": 0.2, MIXED: 0.2}
 
 
 @dataclass(frozen=True)
