@@ -114,8 +114,8 @@ def test_contexts_in_threads(speech: Path) -> None:
 
 
 def test_enqueue_takes_little(tmp_path: Path) -> None:
-    """Host time inside onShapeChange and enqueue, as TensorRT calls them, without TensorRT: the median is 3 us at most, in the best
-    of three runs, since a busy machine only adds to it."""
+    """Host time inside onShapeChange and enqueue, as TensorRT calls them, without TensorRT: the median is 3 us at most, in
+    the best of three runs, since a busy machine only adds to it."""
     median = min(bench.native_us("LayerNormGelu", tmp_path) for _ in range(3))
     assert median <= 3.0, f"{median} us"
 
