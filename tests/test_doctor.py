@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trtconvert import doctor, gpu, kernel, surroundings
+from trtconvert import doctor, gpu, kernel, native, surroundings
 from trtconvert.errors import ConvertError
 
 
@@ -38,6 +38,20 @@ def test_two_copies_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert finding.verdict == "note"
     assert all(str(place) in finding.found for place in places)
     assert "keep one" in finding.fix
+
+
+def test_the_plugin_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> doctor.Finding:
+        (finding,) = (f for f in doctor.examine() if f.what == "C++ plugins")
+        return finding
+
+    monkeypatch.setattr(native, "place", lambda: tmp_path / "lib.so")
+    monkeypatch.setattr(doctor.shutil, "which", lambda _name: None)
+    assert (found().verdict, "apt install g++" in found().fix) == ("note", True)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert (found().verdict, "when first asked for" in found().found) == ("ok", True)
+    library(tmp_path, "lib.so")
+    assert (found().verdict, found().found) == ("ok", str(tmp_path / "lib.so"))
 
 
 def test_the_library_in_use(tmp_path: Path) -> None:

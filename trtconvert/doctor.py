@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 
-from trtconvert import backend, gpu, kernel, surroundings
+from trtconvert import backend, gpu, kernel, native, surroundings
 from trtconvert.errors import ConvertError
 from trtconvert.files import cache_dir
 
@@ -39,6 +40,7 @@ def examine() -> list[Finding]:
         rtx,
         full,
         compiler,
+        _plugin_library(),
         device,
         *_driver(here),
         *_libraries(),
@@ -91,6 +93,18 @@ def _guard(what: str, ask: Callable[[], str]) -> Finding:
         return Finding(what, "ok", ask())
     except ConvertError as error:
         return Finding(what, "missing", error.what, error.fix or "")
+
+
+def _plugin_library() -> Finding:
+    """The C++ creators, which a plan needs where there is no Python."""
+    what, place = "C++ plugins", native.place()
+    if place.is_file():
+        return Finding(what, "ok", str(place))
+    if shutil.which("g++"):
+        return Finding(what, "ok", "compiled by g++ when first asked for: trtconvert plugins lib")
+    return Finding(
+        what, "note", "no library, and no g++ to build it", "install g++ (apt install g++), for C++ and Triton"
+    )
 
 
 def _backend(name: str) -> Finding:

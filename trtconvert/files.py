@@ -29,7 +29,7 @@ def check_writable(path: Path) -> None:
     """ConvertError unless a file can be created in `path`'s folder: asked before long work, not after it."""
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise ConvertError("the output folder does not exist", where=str(folder), fix="create it, or give another -o")
+        raise ConvertError("the output folder does not exist", where=str(folder), fix="create it, or name another one")
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
     except OSError as error:
