@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["RTX_EXTRA_TARGETS", "RTX_TARGETS", "Backend", "Log", "installed", "logger", "select", "supports", "types"]
 
 MODULES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
+TITLES = {"rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
 _PACKAGES = {"rtx": "tensorrt-rtx", "tensorrt": "tensorrt"}
 _INSTALL = {
     "rtx": "pip install tensorrt-rtx",
@@ -56,7 +57,7 @@ class Backend:
 
     @property
     def title(self) -> str:
-        return f"TensorRT{'-RTX' if self.is_rtx else ''} {self.version}"
+        return f"{TITLES[self.name]} {self.version}"
 
     @property
     def major(self) -> int:

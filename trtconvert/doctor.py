@@ -108,7 +108,7 @@ def _plugin_library() -> Finding:
 
 
 def _backend(name: str) -> Finding:
-    title = {"rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}[name]
+    title = backend.TITLES[name]
     if not backend.installed(name) and name == "tensorrt":
         return Finding(title, "note", "not installed; TensorRT-RTX serves without it")
     return _guard(title, lambda: backend.select(name).version)

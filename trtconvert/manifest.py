@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from onnx import ModelProto
 
+from trtconvert.backend import TITLES
 from trtconvert.errors import ConvertError
 from trtconvert.files import write_file
 from trtconvert.graph import describe
@@ -115,7 +116,7 @@ class Manifest:
 
     @property
     def backend_title(self) -> str:
-        return f"TensorRT{'-RTX' if self.backend == 'rtx' else ''} {self.backend_version}"
+        return f"{TITLES.get(self.backend, self.backend)} {self.backend_version}"
 
 
 def path_for(plan: Path) -> Path:

@@ -202,11 +202,13 @@ class Proof:
         self, comparison: str, outputs: Mapping[str, Arrays], twin: Mapping[str, NDArray[Any] | None]
     ) -> dict[str, list[str]]:
         """For each output, the suspects that show in it and explain the errors of all outputs on all inputs so far."""
+        if not self.suspects:
+            return {}
         trial, got = self.trials.setdefault(comparison, Trial(len(self.suspects))), outputs[comparison]
         shown = {
             name: trial.hear(got[name], want, twin[name], [outputs[key][name] for key in self.suspects])
             for name, want in outputs[REFERENCE].items()
-            if name in got and (want.dtype.kind not in "iub" or name in self.quantized) and self.suspects
+            if name in got and (want.dtype.kind not in "iub" or name in self.quantized)
         }
         found = {number: self._explains(number, share) for number, share in trial.found()}
         return {name: [found[number] for number in numbers if number in found] for name, numbers in shown.items()}

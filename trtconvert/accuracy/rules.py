@@ -55,11 +55,25 @@ RULES = {
     MIXED: Rule("int8, 16-bit floats between", 1.5e-2, 5e-3, _MEASURED, 0.5),
 }
 # Source and fused model, both widened to fp32: what is left is the rounding of constants, and in int8 of values between steps.
-SAME_MATHS = {"float64": 1e-5, "float32": 1e-5, "tf32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
-SAME_MATHS |= {"int8": 2e-2, MIXED: 2e-2}
+SAME_MATHS = {
+    "float64": 1e-5,
+    "float32": 1e-5,
+    "tf32": 1e-5,
+    "float16": 2e-3,
+    "bfloat16": 2e-2,
+    "int8": 2e-2,
+    MIXED: 2e-2,
+}
 # What a conversion may cost, as relative L2; a model that loses more is not to be shipped in that precision without a look.
-COSTS = {"float64": 1e-3, "float32": 1e-3, "tf32": 5e-3, "float16": 1e-2, "bfloat16": 5e-2}
-COSTS |= {"int8": 0.2, MIXED: 0.2}
+COSTS = {
+    "float64": 1e-3,
+    "float32": 1e-3,
+    "tf32": 5e-3,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+    "int8": 0.2,
+    MIXED: 0.2,
+}
 
 
 @dataclass(frozen=True)

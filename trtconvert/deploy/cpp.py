@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trtconvert.backend import TITLES
 from trtconvert.deploy import whole
 from trtconvert.deploy.folder import write_folder
 from trtconvert.deploy.libraries import Library, needed
@@ -26,7 +27,7 @@ def export_cpp(plan: str | Path, folder: str | Path, force: bool = False) -> boo
     libraries = needed(described, path)
     files = {"model.plan": data} | {f"plugins/{library.path.name}": library.data for library in libraries}
     files["main.cpp"] = main_cpp(points(described)).encode()
-    title = "TensorRT-RTX" if described.backend == "rtx" else "TensorRT"
+    title = TITLES[described.backend]
     files["CMakeLists.txt"] = _filled("CMakeLists.txt.in", TITLE=title, LIBRARY=_LIBRARIES[described.backend]).encode()
     files["README.md"] = ("\n".join(_readme(described, title, libraries)) + "\n").encode()
     return write_folder(Path(folder), files, force)

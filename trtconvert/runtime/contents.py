@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from trtconvert import launch
+from trtconvert.backend import TITLES
 
 HEADER_BYTES = 64
 TENSORRT, COMPATIBLE = (
@@ -37,7 +38,7 @@ class Header:
 
     @property
     def title(self) -> str:
-        return f"TensorRT{'-RTX' if self.backend == 'rtx' else ''} {self.version}"
+        return f"{TITLES[self.backend]} {self.version}"
 
 
 def header(plan: bytes) -> Header | None:
