@@ -6,6 +6,7 @@ run time the plugin is only that data: no op class, no source and no compiler.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -139,6 +140,13 @@ def _classes(backend: Backend) -> tuple[Any, Any]:
             copied = Plugin(self.state, self.compiled, self.types)
             copied.symbols, copied.order = self.symbols, self.order
             return copied
+
+        def destroy(self) -> None:
+            """TensorRT deletes the C++ side. TensorRT's bindings then drop a reference, and if that was the last one, which it is
+            where nobody asked for capabilities (each answer keeps one), this side deletes the C++ side once more. So it stays, as
+            an empty shell."""
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+            self.__dict__.clear()
 
         # build
 
