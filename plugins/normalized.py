@@ -14,7 +14,7 @@ ACCESS = 16  # bytes of one access
 LINE = 128  # bytes of a cache line
 GROUPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # threads that share a row
 VALUES = 32  # of a row that a thread keeps in registers at most
-COARSE = 2.0**-7  # steps of y from here on hide what a GELU of 16 bits in fewer instructions is off; see common.cuh
+COARSE = 2.0**-7  # steps of y from here on hide what a GELU in fewer instructions is off; see common.cuh
 BLOCKS = 264  # two for each multiprocessor of a large GPU: fewer leave it idle
 
 
@@ -37,7 +37,7 @@ class Normalized:
 
     def _launch(self, kernel: str, grid: Size, threads: int, sizes: tuple[Size, Size], **defines: int) -> Launch:
         defines["ACTIVATION"] = ACTIVATIONS[self.activation]
-        if self.y.dtype == "int8" and BYTES[self.x.dtype] == 2 and self.y_scale >= COARSE:
+        if self.activation and self.y.dtype == "int8" and self.y_scale >= COARSE:
             defines["COARSE"] = 1
         args = (self.x, self.scale, self.bias, self.y, *sizes, self.epsilon, 1.0 / self.y_scale)
         named = tuple((name, str(value)) for name, value in defines.items())
@@ -61,16 +61,22 @@ class Normalized:
 
     def _planes(self) -> Iterator[Launch]:
         """Blocks that take a cache line of positions, each thread 8 to 32 of the channels of some; two blocks of 512 threads
-        or four of 256 share a multiprocessor. Measured on an H200."""
+        or four of 256 share a multiprocessor. Large 16-bit data of many channels: half a line, and 16 of the channels a thread.
+        Measured on an H200."""
         channels, positions, batch = self.x.shape[1], product(self.x.shape[2:]), self.x.shape[0]
         width = _width(positions, self.x.dtype)
+        if width == 8 and BYTES[self.y.dtype] == 2 and isinstance(channels, int) and 512 <= channels <= 1024:
+            tiles = batch * ceil_div(positions, 4 * width)
+            if isinstance(tiles, int) and tiles >= 4 * BLOCKS:
+                yield self._tiles(4, width, next(g for g in GROUPS if 16 * g >= channels), 640, channels)
         lanes = min(32, LINE // BYTES[self.x.dtype] // width)
         group, known, most = 32 // lanes, 0, 1024
         if isinstance(channels, int):
             while group * lanes < channels:  # 8 channels a thread at full width
                 group *= 2
-            # Channels that are shared unevenly take more registers than 1024 threads have.
-            if channels & (channels - 1) if width == 1 else channels % group and group * lanes > 512:
+            # Channels that are shared unevenly, and 16 bits in full width, take more registers than 1024 threads have.
+            crowded = channels % group or (width == 8 and channels <= 1024)
+            if channels & (channels - 1) if width == 1 else crowded and group * lanes > 512:
                 most = 512
             while group * lanes > most and lanes > 2:
                 lanes //= 2
@@ -80,11 +86,16 @@ class Normalized:
         if isinstance(batch, int) and isinstance(positions, int):
             while width > 1 and batch * ceil_div(positions, lanes * width) < BLOCKS:
                 width //= 2
-        tile = {"LANES": lanes, "WIDTH": width, "GROUP": group}
         for resident in dict.fromkeys((most, 512)):
-            defines = {"PLANES": 1, **tile, "RESIDENT": max(resident, lanes * group), "CHANNELS": known}
-            grid = batch * ceil_div(positions, lanes * width)
-            yield self._launch("layer_norm_planes", grid, lanes * group, (positions, channels), **defines)
+            yield self._tiles(lanes, width, group, resident, known)
+
+    def _tiles(self, lanes: int, width: int, group: int, resident: int, known: int) -> Launch:
+        """resident: threads on a multiprocessor, if a block has not more. known: channels, 0 where only run time knows them."""
+        channels, positions, batch = self.x.shape[1], product(self.x.shape[2:]), self.x.shape[0]
+        defines = {"PLANES": 1, "LANES": lanes, "WIDTH": width, "GROUP": group, "CHANNELS": known}
+        grid, threads = batch * ceil_div(positions, lanes * width), lanes * group
+        sizes = positions, channels
+        return self._launch("layer_norm_planes", grid, threads, sizes, **defines, RESIDENT=max(resident, threads))
 
 
 def _share(channels: int, width: int, size: int) -> int:

@@ -29,7 +29,8 @@ for _ in range(20):
     sides = ctypes.c_void_p.from_address(id(plugin) + 16).value
     side = ctypes.c_void_p.from_address(sides).value
     table = ctypes.c_void_p.from_address(side).value
-    delete = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(ctypes.c_void_p.from_address(table + 3 * ctypes.sizeof(ctypes.c_void_p)).value)
+    fourth = ctypes.c_void_p.from_address(table + 3 * ctypes.sizeof(ctypes.c_void_p)).value
+    delete = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(fourth)
     kept = plugin if sys.argv[2] == "held" else None
     state = weakref.ref(plugin.state)
     del plugin

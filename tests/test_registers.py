@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.bench.registers import built_in, compilers, table
-from trtconvert import check, registers
+from trtconvert import check, registers, registry
 from trtconvert.kernel import ARCHITECTURES, Usage
 from trtconvert.launch import Launch, Tensor
 from trtconvert.op import Op
@@ -34,6 +34,18 @@ def test_kernels_for_all_targets(op: type[Op], compiled: list[Row]) -> None:
     found = [row for row in compiled if row.op == op.name]
     assert {(row.target, row.dtype) for row in found} == {(a, d) for a in ARCHITECTURES for d in op.dtypes}
     assert all(0 < row.usage.registers <= 255 for row in found)
+    assert [row for row in found if row.usage.spills] == []
+
+
+def test_kernels_for_large_planes() -> None:
+    """Of static sizes, as no case has them: other variants are first there."""
+    op = registry.find("LayerNormGelu")
+    assert op is not None
+    planes = [((40, channels, 1024), (channels,), (channels,)) for channels in (512, 600, 1024)]
+    uses = [(op(axis=1), [Tensor("float16", shape, f"in {i}") for i, shape in enumerate(shapes)]) for shapes in planes]
+    with compilers() as run:
+        found = list(registers.rows(uses, everything=True, run=run))
+    assert {row.defines.partition("RESIDENT=")[2].split()[0] for row in found} == {"640", "512", "1024"}
     assert [row for row in found if row.usage.spills] == []
 
 

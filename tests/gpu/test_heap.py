@@ -1,6 +1,6 @@
 """Engines come, run and go without a write beside what they were given: under glibc's malloc check, which ends the process.
 
-`MALLOC_CHECK_=3` with libc_malloc_debug.so tells "free(): invalid pointer" of a block that was written over its end, or freed before.
+`MALLOC_CHECK_=3` with libc_malloc_debug.so tells "free(): invalid pointer" of a block written over its end, or freed before.
 """
 
 from __future__ import annotations

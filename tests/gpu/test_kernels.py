@@ -21,7 +21,7 @@ from trtconvert.compiled import program_of
 from trtconvert.kernel import compile_kernel
 from trtconvert.launch import Launches, Tensor
 from trtconvert.model import numpy_dtype
-from trtconvert.op import Case, Op
+from trtconvert.op import Case, Op, case
 
 Arrays = list[NDArray[Any]]
 SMALL = 20_000  # elements of x: what tests of special values are run on
@@ -126,6 +126,20 @@ def test_unaligned_pointers(op: type[Op], tested: Case, dtype: str) -> None:
     inputs = [Tensor(a.dtype.name, a.shape, f"in {i}") for i, a in enumerate(arrays)]
     for index in range(len(arrays) + len(made.outputs(*inputs))):
         assert_right(made, arrays, shifted=index)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(2, 512, 16904), (17, 600, 2016), (5, 1024, 6800)])
+def test_large_planes(shape: tuple[int, ...], dtype: str) -> None:
+    """Sizes for which the first variant has 16 channels a thread: positions and channels left over, a pointer unaligned."""
+    op = registry.find("LayerNormGelu")
+    assert op is not None
+    tested = case(shape, shape[1:2], shape[1:2], axis=1)
+    made, arrays = check.instance(op, tested), check.random_inputs(tested, dtype)
+    (first, *_) = variants(made, arrays)[0]
+    assert dict(first.defines)["RESIDENT"] == "640"
+    assert_right(made, arrays)
+    assert_right(made, arrays, shifted=0)
 
 
 def least() -> list[Any]:
