@@ -77,12 +77,12 @@ template <typename T, int N> __device__ __forceinline__ void store(T* to, const 
     else *reinterpret_cast<Pack<T, N>*>(to) = v;
 }
 
-// v * inverse as int8. Of 16-bit data, or COARSE, in fewer instructions: between 1024 and 2048 the float16 lie 1 apart, so the conversion of
+// v * inverse as int8. Of 16-bit data in fewer instructions: between 1024 and 2048 the float16 lie 1 apart, so the conversion of
 // 1536 + n rounds n to a whole number and has it in its low byte, two at a time; once in 16,000 times, where n lies within 2^-14 of
 // the middle, to the other one. NaN becomes -128.
 template <int N> __device__ __forceinline__ Pack<int8, N> quantized(const float (&v)[N], float inverse) {
     Pack<int8, N> out;
-    if constexpr ((sizeof(IO) == 2 || COARSE) && N % 4 == 0) {
+    if constexpr (sizeof(IO) == 2 && N % 4 == 0) {
         const __half2 least = __float2half2_rn(1536.0f - 128.0f), most = __float2half2_rn(1536.0f + 127.0f);
         auto pair = [&](int i) {
             __half2 n = __floats2half2_rn(fmaf(v[i], inverse, 1536.0f), fmaf(v[i + 1], inverse, 1536.0f));
@@ -180,14 +180,14 @@ __device__ __forceinline__ float silu(float x) { return x * reciprocal(1.0f + ex
 // Gaussian error linear unit (ONNX Gelu, opset 20): x/2 (1 + erf(x / sqrt 2)) = x Phi(x). NaN and infinities give what the formula
 // gives.
 //
-// float: the library's erff. 16-bit, and float if COARSE: Phi(x) = 1 / (1 + 2^-(x p(x^2))), p a polynomial fitted so that |error| <=
-// 4.8e-5 everywhere and the relative error is 1.4e-3 at most down to |y| = 6e-5: four times less than the rounding of 16 bits, with half
-// the instructions of an erf. 16-bit and COARSE: Phi(x) = (1 + tanh(x p(x^2))) / 2 by the hardware's tanh, within 2.5e-4 |x|. At steps
-// of 2^-7 some 0.5 % of the results are then a step off, of float 0.2 %.
+// float: the library's erff. 16-bit: Phi(x) = 1 / (1 + 2^-(x p(x^2))), p a polynomial fitted so that |error| <= 4.8e-5 everywhere and
+// the relative error is 1.4e-3 at most down to |y| = 6e-5: four times less than the rounding of 16 bits, with half the instructions
+// of an erf. COARSE: Phi(x) = (1 + tanh(x p(x^2))) / 2 by the hardware's tanh, within 2.5e-4 |x|; at steps of 2^-7 some 0.5 % of the
+// results are then a step off.
 __device__ __forceinline__ float gelu_erf(float x) {
-    if constexpr (sizeof(IO) == 4 && !COARSE) return 0.5f * x * (1.0f + erff(0.7071067812f * x));
+    if constexpr (sizeof(IO) == 4) return 0.5f * x * (1.0f + erff(0.7071067812f * x));
     float t = x * x;
-    if constexpr (sizeof(IO) == 2 && COARSE) {
+    if constexpr (COARSE) {
         float p = fmaf(fmaf(fmaf(3.8899378e-6f, t, -4.7815554e-4f), t, 3.7825803e-2f), t, 0.79636853f), half = 0.5f * x;
         return fmaf(half, tanh_approx(x * p), half);
     }

@@ -14,7 +14,7 @@ ACCESS = 16  # bytes of one access
 LINE = 128  # bytes of a cache line
 GROUPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # threads that share a row
 VALUES = 32  # of a row that a thread keeps in registers at most
-COARSE = 2.0**-7  # steps of y from here on hide what a GELU in fewer instructions is off; see common.cuh
+COARSE = 2.0**-7  # steps of y from here on hide what a GELU of 16 bits in fewer instructions is off; see common.cuh
 BLOCKS = 264  # two for each multiprocessor of a large GPU: fewer leave it idle
 
 
@@ -37,7 +37,7 @@ class Normalized:
 
     def _launch(self, kernel: str, grid: Size, threads: int, sizes: tuple[Size, Size], **defines: int) -> Launch:
         defines["ACTIVATION"] = ACTIVATIONS[self.activation]
-        if self.activation and self.y.dtype == "int8" and self.y_scale >= COARSE:
+        if self.y.dtype == "int8" and BYTES[self.x.dtype] == 2 and self.y_scale >= COARSE:
             defines["COARSE"] = 1
         args = (self.x, self.scale, self.bias, self.y, *sizes, self.epsilon, 1.0 / self.y_scale)
         named = tuple((name, str(value)) for name, value in defines.items())
