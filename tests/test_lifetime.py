@@ -6,14 +6,10 @@ for each capability interface that it asked for.
 
 from __future__ import annotations
 
-import ctypes.util
-import os
-import subprocess
-import sys
-
 import pytest
 
-LIBRARY = "libc_malloc_debug.so.0"
+from tests.malloc_check import assert_whole, needs_malloc_check
+
 # A plugin made by Python lies as pybind11 lays it out: reference count, type, then the C++ sides' addresses, the first of them
 # IPluginV3's. Its table of virtual functions has the deleting destructor in the fourth place (Itanium C++ ABI).
 PROGRAM = """
@@ -41,11 +37,8 @@ print("whole")
 """
 
 
-@pytest.mark.skipif(ctypes.util.find_library("c_malloc_debug") is None, reason=f"no {LIBRARY} on this machine")
+@needs_malloc_check
 @pytest.mark.parametrize("held", ["held", "let go"])
 @pytest.mark.parametrize("asked", [0, 1, 3])
 def test_a_plugin_is_deleted_once(asked: int, held: str) -> None:
-    environment = {**os.environ, "LD_PRELOAD": LIBRARY, "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165"}
-    command = [sys.executable, "-c", PROGRAM, str(asked), held]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert (result.returncode, result.stdout.strip()) == (0, "whole"), result.stderr[-500:]
+    assert_whole(PROGRAM, str(asked), held)

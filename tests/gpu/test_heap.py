@@ -5,22 +5,18 @@
 
 from __future__ import annotations
 
-import ctypes.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
+from tests.malloc_check import assert_whole, needs_malloc_check
 from trtconvert import BuildOptions, build, check, registry
 from trtconvert.model import serialize
 from trtconvert.op import case
 from trtconvert.shapes import parse
 
-LIBRARY = "libc_malloc_debug.so.0"
 PROGRAM = """
 import gc, sys
 import numpy as np
@@ -57,7 +53,7 @@ def nonzero() -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.skipif(ctypes.util.find_library("c_malloc_debug") is None, reason=f"no {LIBRARY} on this machine")
+@needs_malloc_check
 @pytest.mark.parametrize("graphs", [0, 2])
 @pytest.mark.parametrize("creators", ["python", "native"])
 @pytest.mark.parametrize("model", [norm, nonzero])
@@ -67,7 +63,4 @@ def test_the_heap_stays_whole(model: Callable[[], ModelProto], creators: str, gr
     (tmp_path / "m.onnx").write_bytes(serialize(model()))
     options = BuildOptions(fuse="none", shapes=parse(["x=1x64,7x64,40x64"]))
     plan = build(tmp_path / "m.onnx", tmp_path / "m.plan", options).plan
-    environment = {**os.environ, "LD_PRELOAD": LIBRARY, "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165"}
-    command = [sys.executable, "-c", PROGRAM, str(plan), creators, str(graphs)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert (result.returncode, result.stdout.strip()) == (0, "whole"), result.stderr[-500:]
+    assert_whole(PROGRAM, str(plan), creators, str(graphs))
