@@ -94,16 +94,17 @@ __device__ __forceinline__ void row_in_registers(const IO* from, const IO* scale
 extern "C" __global__ void __launch_bounds__(GROUP > 128 ? GROUP : 128)
 layer_norm_rows(const IO* __restrict__ x, const IO* __restrict__ scale, const IO* __restrict__ bias, OUT* __restrict__ y,
                 int64 rows, int64 channels, float epsilon, float inverse) {
-    int64 row = int64(blockIdx.x) * (blockDim.x / GROUP) + threadIdx.x / GROUP;
-    bool inside = row < rows;  // threads past the end still take part in the sums
-    const IO* from = x + row * channels;
-    OUT* to = y + row * channels;
+    constexpr int THREADS = GROUP > 128 ? GROUP : 128;
+    const int64 row = int64(blockIdx.x) * (THREADS / GROUP) + threadIdx.x / GROUP;
+    const bool inside = row < rows;  // threads past the end still take part in the sums
 #if CHANNELS > 0
     if (WIDTH == 1 || (data_aligned(x, y) && aligned<WIDTH * sizeof(IO)>(scale) && aligned<WIDTH * sizeof(IO)>(bias))) {
-        row_in_registers(from, scale, bias, to, inside, epsilon, inverse);
+        row_in_registers(x + row * CHANNELS, scale, bias, y + row * CHANNELS, inside, epsilon, inverse);
         return;
     }
 #endif
+    const IO* from = x + row * channels;
+    OUT* to = y + row * channels;
     int64 lane = threadIdx.x % GROUP, end = inside ? channels : 0;
     float over = 1.0f / float(channels), sum = 0.0f, squares = 0.0f;
     for (int64 c = lane; c < end; c += GROUP) sum += to_float(from[c]);
