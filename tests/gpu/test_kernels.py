@@ -17,7 +17,7 @@ from tests.bench.registers import built_in, compilers
 from trtconvert import check, gpu, registry
 from trtconvert.alone import GUARD, run_kernel
 from trtconvert.compare import KERNEL_TOLERANCE
-from trtconvert.compiled import program_of
+from trtconvert.compiled import compile_op, program_of
 from trtconvert.kernel import compile_kernel
 from trtconvert.launch import Launches, Tensor
 from trtconvert.model import numpy_dtype
@@ -239,3 +239,33 @@ def test_nonzero_of_more_blocks_than_one_scan_takes() -> None:
 def test_nonzero_of_integers_beyond_float() -> None:
     nonzero(np.array([[2**62, 0, -(2**63)], [0, 1, 256]]))
     nonzero(np.array([[-128, 0, 127], [0, 1, -1]], np.int8))
+
+
+# --- large tensors -------------------------------------------------------------------------------------------------
+
+LARGE = [((2**21 + 5, 1024), -1, "float16"), ((9, 64, 2**22), 1, "float32"), ((5, 512, 2**20 + 8), 1, "float16")]
+
+
+@pytest.mark.parametrize(("shape", "axis", "dtype"), LARGE)
+def test_more_elements_than_31_bits_count(shape: tuple[int, ...], axis: int, dtype: str) -> None:
+    """Against PyTorch on the same GPU, sample by sample; the last ones lie beyond 2^31 elements."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.mem_get_info()[0] < 40e9:
+        pytest.skip("less than 40 GB of free GPU memory")
+    tested = case(shape, (shape[axis],), (shape[axis],), axis=axis)
+    made = check.instance(registry.find("LayerNormGelu"), tested)
+    inputs = [Tensor(dtype, of, f"in {i}") for i, of in enumerate(tested.shapes)]
+    tolerance = 2e-3 if dtype == "float16" else 1e-5
+    x, scale, bias = (torch.empty(of, dtype=getattr(torch, dtype), device="cuda").normal_() for of in tested.shapes)
+    for number, _ in enumerate(made.variants(*inputs, *made.outputs(*inputs))):
+        y = torch.full_like(x, torch.nan)
+        compiled = compile_op(made, inputs, (gpu.require().arch,), number)
+        run = gpu.prepare(compiled.launches, compiled.images, tested.shapes)
+        assert run is not None
+        run([x.data_ptr(), scale.data_ptr(), bias.data_ptr()], [y.data_ptr()], 0, 0)
+        torch.cuda.synchronize()
+        for got, given in zip(y.split(1 if axis == 1 else 2**18), x.split(1 if axis == 1 else 2**18), strict=True):
+            last = given.float().movedim(axis, -1)
+            norm = torch.nn.functional.layer_norm(last, scale.shape, scale.float(), bias.float(), 1e-5)
+            want = torch.nn.functional.gelu(norm).movedim(-1, axis)
+            assert torch.allclose(got.float(), want, rtol=tolerance, atol=tolerance)
