@@ -18,13 +18,18 @@ def mixed() -> bool:
 
 
 def importable(source: Path, folder: Path) -> Path:
-    """The model as it is; for that mixture, which ends the process at a 1-D convolution, with 2-D ones of width 1."""
+    """The model as it is; for that mixture, which ends the process at a 1-D convolution and takes no Squeeze, with 2-D ones
+    of width 1 and with sums over the axes of size 1."""
     model = onnx.load(source)
     flat = [n for n in model.graph.node if n.op_type == "Conv" and len(n.attribute) and _kernel_rank(n) == 1]
-    if not mixed() or not flat:
+    squeezes = [n for n in model.graph.node if n.op_type == "Squeeze" and (n.attribute or len(n.input) > 1)]
+    if not mixed() or not flat + squeezes:
         return source
+    for node in squeezes:
+        node.op_type = "ReduceSum"
+        node.attribute.append(onnx.helper.make_attribute("keepdims", 0))
     write_2d(model, flat)
-    path = folder / f"{source.stem}_2d.onnx"
+    path = folder / f"{source.stem}_importable.onnx"
     onnx.save(model, path)
     return path
 

@@ -74,17 +74,23 @@ def _field(random: np.random.Generator, size: int, slope: float) -> Pixels:
 
 def files(seed: int, count: int, length: int = 2048) -> NDArray[np.int32]:
     """First and last bytes of Python's own files [count, length], 256 where a file is shorter: sources, byte code, libraries,
-    headers, text, data. No file is in the sets of two seeds below 2."""
-    root = Path(sysconfig.get_path("stdlib"))
-    found = sorted(p for p in [*root.rglob("*"), *Path(sysconfig.get_path("include")).rglob("*")] if p.is_file())
+    headers, text, data; of installed packages too where Python has too few. No file is in the sets of two seeds below 2."""
+    random = np.random.default_rng(0)
+    mixed = _mixed(random, "stdlib", "include")
+    if len(mixed) < 2 * count:
+        mixed = _mixed(random, "stdlib", "include", "purelib")
+    chosen = random.permutation(np.array(mixed, dtype=object))[seed::2][:count]
+    return np.stack([_ends(path, length // 2) for path in chosen])
+
+
+def _mixed(random: np.random.Generator, *places: str) -> list[Path]:
+    """Files in these places of Python, at most 120 of a kind, none tiny."""
+    found = sorted(p for place in places for p in Path(sysconfig.get_path(place)).rglob("*") if p.is_file())
     by_kind: dict[str, list[Path]] = {}
     for path in found:
         if path.stat().st_size > 64:
             by_kind.setdefault(path.suffix, []).append(path)
-    random = np.random.default_rng(0)
-    mixed = [p for kind in sorted(by_kind) for p in random.permutation(np.array(by_kind[kind], dtype=object))[:120]]
-    chosen = random.permutation(np.array(mixed, dtype=object))[seed::2][:count]
-    return np.stack([_ends(path, length // 2) for path in chosen])
+    return [p for kind in sorted(by_kind) for p in random.permutation(np.array(by_kind[kind], dtype=object))[:120]]
 
 
 def _ends(path: Any, half: int) -> NDArray[np.int32]:

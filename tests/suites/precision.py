@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from tests.bench.child import Child
 from tests.conftest import SAMPLES
 from tests.graphs import layer_norm
+from tests.importable import importable
 from tests.suites import attempts, onnx_nodes, wheels
 from trtconvert import BuildOptions, ConvertError, build, load_engine, manifest, reference, shapes, timing
 from trtconvert import model as onnx_model
@@ -264,9 +265,10 @@ def models(
         for path in samples(Path(place)) if what == "samples" else packed:
             if only not in path.stem:
                 continue
-            outcome, flags = wheels.ours(path, Path(place) / "engine.plan", target)
+            source = importable(path, Path(place))
+            outcome, flags = wheels.ours(source, Path(place) / "engine.plan", target)
             for form in forms if outcome == "built" else ():
-                status, answer = child(Task(path, form, tuple(flags), target, run))
+                status, answer = child(Task(source, form, tuple(flags), target, run))
                 cells = answer if status == "ok" else [form, f"{status}: {answer}", "", "", "", ""]
                 bad += not cells[2] and form != "plain fp16" and NO_PRODUCTS not in cells[1]
                 rows.append([path.stem, *cells])
