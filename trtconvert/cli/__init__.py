@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from trtconvert.cli import interrupt
 from trtconvert.errors import ConvertError, NoUsableGpuError
 
 # Command and its line in --help, here so that --help need not load the modules.
@@ -56,6 +57,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: ConvertError becomes its text and an exit code, never a traceback."""
+    interrupt.heed()
     try:
         cli(standalone_mode=False, prog_name="trtconvert")
     except click.exceptions.Exit as error:
