@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 from onnx import numpy_helper
 
 from trtconvert import backend
+from trtconvert.model import subgraphs
 
 
 def mixed() -> bool:
@@ -20,30 +22,38 @@ def mixed() -> bool:
 def importable(source: Path, folder: Path) -> Path:
     """The model as it is; for that mixture, which ends the process at a 1-D convolution and takes no Squeeze, with 2-D ones
     of width 1 and with sums over the axes of size 1."""
-    model = onnx.load(source)
-    flat = [n for n in model.graph.node if n.op_type == "Conv" and len(n.attribute) and _kernel_rank(n) == 1]
-    squeezes = [n for n in model.graph.node if n.op_type == "Squeeze" and (n.attribute or len(n.input) > 1)]
-    if not mixed() or not flat + squeezes:
+    if not mixed():
         return source
-    for node in squeezes:
-        node.op_type = "ReduceSum"
-        node.attribute.append(onnx.helper.make_attribute("keepdims", 0))
-    write_2d(model, flat)
+    model = onnx.load(source)
+    graphs = list(_graphs(model.graph))
+    weights = {t.name: t for graph in graphs for t in graph.initializer}
+    weights |= {n.output[0]: n.attribute[0].t for g in graphs for n in g.node if n.op_type == "Constant"}
+    if not sum(write_sums(graph) + write_2d(graph, weights) for graph in graphs):
+        return source
+    for name, shape in (("to_2d", [0, 0, -1, 1]), ("to_1d", [0, 0, -1])):
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(shape, np.int64), name))
     path = folder / f"{source.stem}_importable.onnx"
     onnx.save(model, path)
     return path
 
 
-def write_2d(model: onnx.ModelProto, flat: list[onnx.NodeProto]) -> None:
-    """Write these 1-D convolutions as 2-D ones between two Reshapes."""
-    weights = {t.name: t for t in model.graph.initializer}
-    for name, shape in (("to_2d", [0, 0, -1, 1]), ("to_1d", [0, 0, -1])):
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(shape, np.int64), name))
-    nodes = []
-    for node in model.graph.node:
-        if node not in flat:
+def write_sums(graph: onnx.GraphProto) -> int:
+    """Write every Squeeze of named axes as a ReduceSum over them; how many there are."""
+    found = [n for n in graph.node if n.op_type == "Squeeze" and (n.attribute or len(n.input) > 1)]
+    for node in found:
+        node.op_type = "ReduceSum"
+        node.attribute.append(onnx.helper.make_attribute("keepdims", 0))
+    return len(found)
+
+
+def write_2d(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> int:
+    """Write every 1-D convolution as a 2-D one between two Reshapes; how many there are."""
+    nodes, found = [], 0
+    for node in graph.node:
+        if node.op_type != "Conv" or _kernel_rank(node) != 1:
             nodes.append(node)
             continue
+        found += 1
         weights[node.input[1]].dims.append(1)
         for attribute in node.attribute:
             if attribute.name in ("kernel_shape", "strides", "dilations"):
@@ -54,8 +64,17 @@ def write_2d(model: onnx.ModelProto, flat: list[onnx.NodeProto]) -> None:
         nodes.append(onnx.helper.make_node("Reshape", [x, "to_2d"], [f"{y}_in"], name=f"{node.name}_in"))
         node.input[0], node.output[0] = f"{y}_in", f"{y}_out"
         nodes += [node, onnx.helper.make_node("Reshape", [f"{y}_out", "to_1d"], [y], name=f"{node.name}_out")]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return found
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Those within the graph, and the graph: what is written anew must hold what was."""
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from _graphs(inner)
+    yield graph
 
 
 def _kernel_rank(node: onnx.NodeProto) -> int:
