@@ -10,10 +10,12 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnxruntime import quantization
 
+from tests.conftest import SAMPLES
 from tests.suites import attempts, onnx_nodes
-from trtconvert import ConvertError, backend, build, gpu, reference
+from trtconvert import ConvertError, backend, build, gpu, reference, saturation
 from trtconvert import model as onnx_model
 from trtconvert.lower import Lowered, lower
 from trtconvert.options import BuildOptions
@@ -234,3 +236,51 @@ def test_a_crash_and_an_exception_are_rows() -> None:
     assert onnx_nodes._row(case, "crash", "ended with exit code -6").answer.outcome == "crash"
     assert onnx_nodes._row(case, "crash", "took over 60 s").answer.outcome == "hang"
     assert onnx_nodes._row(case, "error", "KeyError: 1").answer.outcome == "traceback"
+
+
+INTEGER_PRODUCTS = {
+    "MatMulInteger": ("uint8[4,512] a, int8[512,16] b", "int32[4,16] y", "y = MatMulInteger (a, b)"),
+    "ConvInteger": (
+        "uint8[4,512,1] a, int8[512,16] b",
+        "int32[4,16,1] y",
+        "t = Transpose (b) w = Unsqueeze (t, A) y = ConvInteger (a, w)",
+    ),
+    "QLinearMatMul": (
+        "uint8[4,512] a, int8[512,16] b",
+        "int8[4,16] y",
+        "s = Constant <value = float {1.0}> () l = Constant <value = float {1048576.0}> () z = Constant <value = uint8 {0}> () "
+        "i = Constant <value = int8 {0}> () y = QLinearMatMul (a, s, z, b, s, i, l, i)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INTEGER_PRODUCTS)
+def test_the_reference_does_not_saturate(name: str) -> None:
+    """onnxruntime's own products do on CPUs without VNNI."""
+    model = graph(*INTEGER_PRODUCTS[name])
+    if name == "ConvInteger":
+        model.graph.initializer.append(numpy_helper.from_array(np.array([2]), "A"))
+    a, b = np.full((4, 512), 255, np.uint8), np.full((512, 16), 127, np.int8)
+    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    (y,) = reference.run(model, Path(), {"a": a.reshape(shape), "b": b}).values()
+    wanted = 512 * 255 * 127
+    assert (y == (wanted if name != "QLinearMatMul" else round(wanted / 2**20))).all()
+
+
+def test_only_saturating_products_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing where none is wrong, or none is there."""
+    product, other = graph(*INTEGER_PRODUCTS["MatMulInteger"]), graph("float[4] x", "float[4] y", "y = Neg (x)")
+    for wrong in (True, False):
+        monkeypatch.setattr(saturation, "here", lambda wrong=wrong: wrong)
+        assert saturation.without(other, Path()) is other
+        assert (saturation.without(product, Path()) is product) is not wrong
+    assert [n.op_type for n in product.graph.node] == ["MatMulInteger"]
+
+
+@pytest.mark.parametrize("weights", ["QInt8", "QUInt8"])
+def test_models_of_the_dynamic_quantizer_build(weights: str, tmp_path: Path) -> None:
+    """TensorRT takes constants of int8 before DequantizeLinear only; the quantizer writes them before MatMulInteger."""
+    path = tmp_path / "dynamic.onnx"
+    quantization.quantize_dynamic(SAMPLES / "vit_block.onnx", path, weight_type=quantization.QuantType[weights])
+    assert "MatMulInteger" in {n.op_type for n in onnx.load(path).graph.node}
+    assert build(path, tmp_path / "dynamic.plan", BuildOptions(targets=("sm_89",))).plan.is_file()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
-from trtconvert import registry
+from trtconvert import registry, saturation
 from trtconvert.custom_ops import attributes, creators, wishes
 from trtconvert.errors import ConvertError
 from trtconvert.lowering.functions import inline_local
@@ -22,8 +22,8 @@ from trtconvert.profiles import inference
 
 
 def session(model: ModelProto, folder: Path = Path(), in_order: bool = False) -> onnxruntime.InferenceSession:
-    """An onnxruntime session with graph optimizations off, since some of them change results. folder: of external data.
-    in_order: run nodes in the order of the file, which decides how long tensors are kept.
+    """An onnxruntime session with graph optimizations off, since some of them change results, and without products that saturate.
+    folder: of external data. in_order: run nodes in the order of the file, which decides how long tensors are kept.
 
     Raises onnxruntime's own errors; "NOT_IMPLEMENTED" is in the message when it has no kernel for an op.
     """
@@ -33,7 +33,9 @@ def session(model: ModelProto, folder: Path = Path(), in_order: bool = False) ->
     if in_order:
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-    return onnxruntime.InferenceSession(serialize(model), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        serialize(saturation.without(model, folder)), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def take_over(model: ModelProto, described: Manifest) -> None:

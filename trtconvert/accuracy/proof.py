@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtconvert import saturation
 from trtconvert.accuracy import blame, metrics, references, rules, suspects
 from trtconvert.accuracy.results import Errors, OutputResult
 from trtconvert.accuracy.rules import Rule, Verdict
@@ -99,6 +100,8 @@ class Proof:
     def notices(self) -> list[str]:
         """What is to be told about how the models run."""
         told = [run.notice for run in self.runs.values() if isinstance(run, ModelRun) and run.notice]
+        if saturation.concerns(self.model):
+            told.append(saturation.NOTE)
         if self._too_large:
             told.append("the model is large: errors of a known kind were not looked for below the noise")
         return told

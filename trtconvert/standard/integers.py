@@ -198,8 +198,12 @@ def _q_linear_conv(
 
 
 def _cast(op: Standard, x: str) -> Written:
-    """From float8 or int4, which TensorRT dequantizes only: by 1."""
-    target = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}.get(op.attributes["to"])
+    """From float8, int4 or constants of int8, which TensorRT dequantizes only: by 1."""
+    to = op.attributes["to"]
+    if op.dtype(x) == "int8" and op.opset >= 10 and op.value(x) is not None:
+        y = op.DequantizeLinear(x, op.tensor(1, np.float32))
+        return (y if to == TensorProto.FLOAT else op.Cast(y, to=to),)
+    target = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}.get(to)
     if op.dtype(x) not in ("float8_e4m3fn", "int4") or target is None or op.opset < 21:
         return None
     return (op.DequantizeLinear(x, op.tensor(1, target)),)
