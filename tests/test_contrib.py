@@ -214,6 +214,76 @@ def test_embed_layer_norm(opset: int, segments: bool, mask: bool, positions: int
     assert_same(*node_model("EmbedLayerNormalization", inputs, ["y", "", "sum"], opset, MS, attributes))
 
 
+# --- ops of the quantizer ---------------------------------------------------------------------------------------------
+
+
+def quantized(dtype: Any, *shape: int, scale: float = 0.02, zero: int = 3, bits: int = 8) -> list[Any]:
+    """A tensor, its scale, and its zero point. Products of 7 bits do not saturate in onnxruntime on any CPU."""
+    limits = np.iinfo(dtype)
+    whole = np.random.default_rng(sum(shape)).integers(limits.min, limits.max + 1, shape)
+    x = (whole >> (8 - bits)).astype(dtype)
+    return [x, np.asarray(scale, np.float32), np.asarray(zero, dtype)]
+
+
+def of_quantized(dtype: Any) -> list[tuple[str, list[NDArray[Any] | None], dict[str, Any]]]:
+    """Ops with 8-bit tensors of that dtype: op, inputs, attributes."""
+    x, z = quantized(dtype, 2, 4, 6, 6), quantized(dtype, 2, 4, 6, 6, scale=0.05, zero=0)
+    to = quantized(dtype, 1, scale=0.03)[1:]
+    matrix, unit = quantized(dtype, 5, 4, bits=7), quantized(dtype, 1, scale=1 / 256, zero=np.iinfo(dtype).min)[1:]
+    weights = quantized(np.int8, 4, 3, zero=0, bits=7)
+    bias = np.arange(3, dtype=np.int32) * 100
+    return [
+        ("QLinearAdd", [*x, *z, *to], {}),
+        ("QLinearMul", [*x, *quantized(dtype, 4, 1, 1), *to], {}),
+        ("QLinearSigmoid", [*x, *unit], {}),
+        ("QLinearLeakyRelu", [*x, *to], {"alpha": 0.2}),
+        ("QLinearSoftmax", [*matrix, *unit], {"axis": -1, "opset": 13}),
+        ("QLinearSoftmax", [*matrix, *unit], {"axis": 1, "opset": 11}),
+        ("QLinearGlobalAveragePool", [*x, *to], {"channels_last": 0}),
+        ("QLinearAveragePool", [*x, *to], {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        ("QLinearConcat", [*to, *x, *z], {"axis": 1}),
+        ("QLinearWhere", [x[0] > 3, *x, *z, *to], {}),
+        ("QGemm", [*matrix, *weights, bias, *to], {"alpha": 1.0}),
+        ("QGemm", [*matrix, *weights, bias], {"alpha": 1.0}),
+        ("MatMulIntegerToFloat", [matrix[0], weights[0], matrix[1], weights[1], matrix[2], None, normal(3)], {}),
+        ("MatMulIntegerToFloat", [matrix[0], weights[0], matrix[1], weights[1]], {}),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_ops_of_the_quantizer(dtype: Any) -> None:
+    """Where onnxruntime rounds the real result, this does, but for one that lies between two steps."""
+    for op_type, inputs, attributes in of_quantized(dtype):
+        model, feed = node_model(op_type, inputs, ["y"], 17, MS, attributes)
+        assert contrib.is_contrib(model.graph.node[0])
+        result = lowered(model).model
+        onnx.checker.check_model(result, full_check=True)
+        (want,), (got,) = (reference.session(m).run(None, feed) for m in (model, result))
+        assert (got.dtype, got.shape) == (want.dtype, want.shape), op_type
+        off = np.abs(got.astype(np.float64) - want.astype(np.float64))
+        if want.dtype == np.float32:
+            assert off.max() <= 1e-5 * np.abs(want).max(), op_type
+        else:
+            assert off.max() <= 1, op_type
+            assert (off > 0).mean() <= 0.03, op_type
+
+
+def test_dynamic_quantize_matmul() -> None:
+    weights = quantized(np.int8, 32, 8, zero=0, bits=6)
+    for bias in ([], [None, normal(8)]):
+        model, feed = node_model("DynamicQuantizeMatMul", [normal(4, 32), *weights[:2], *bias], ["y"], 17, MS, {})
+        assert_same(model, feed, 1e-3)
+
+
+def test_quantized_forms_that_are_refused() -> None:
+    for op_type, attributes, told in (
+        ("QLinearAveragePool", {"kernel_shape": [3, 3], "channels_last": 1}, "channels last"),
+        ("QLinearSoftmax", {"axis": 1, "opset": 11}, "over several axes"),
+    ):
+        node = helper.make_node(op_type, ["x", "s", "z", "s", "z"], ["y"], domain=MS, **attributes)
+        assert told in str(contrib.refusal(node))
+
+
 # --- whole models ----------------------------------------------------------------------------------------------------
 
 

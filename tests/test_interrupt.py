@@ -8,8 +8,9 @@ import sys
 import time
 
 DEAF = """
-import hashlib
+import hashlib, signal
 from trtconvert.cli import interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background begins with it ignored
 interrupt.heed(0.3)
 print("ready", flush=True)
 {work}

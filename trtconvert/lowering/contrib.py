@@ -12,13 +12,14 @@ from onnx import FunctionProto, ModelProto, NodeProto
 
 from trtconvert import model as onnx_model
 from trtconvert.errors import ConvertError
+from trtconvert.lowering import contrib_ops, contrib_quantized
 from trtconvert.lowering.calls import Calls
-from trtconvert.lowering.contrib_ops import WRITERS
 from trtconvert.lowering.writer import Known, Writer
 
 if TYPE_CHECKING:
     from trtconvert.graph import GraphView
 
+WRITERS = contrib_ops.WRITERS | contrib_quantized.WRITERS
 _NEWEST = (
     23  # opset of bodies that only inference sees: the shortest ones, and fit for inputs of unknown dtype and rank
 )
@@ -89,7 +90,8 @@ def _body(node: NodeProto, opset: int, known: Known) -> FunctionProto:
     op = Writer(node, opset, known)
     parameters = list(inspect.signature(writer).parameters.values())[1:]
     required = sum(p.default is p.empty for p in parameters)
-    if not required <= len(node.input) <= len(parameters):
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(node.input) < required or (len(node.input) > len(parameters) and not variadic):
         raise op.refuse(
             f"has {len(node.input)} inputs, onnxruntime defines {required} to {len(parameters)}", "export it again"
         )
