@@ -1,4 +1,4 @@
-"""Every built-in kernel compiles for every target, and keeps its values in registers."""
+"""Every built-in op passes its check; its kernels compile for every target, and keep their values in registers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.bench.registers import built_in, compilers, table
-from trtconvert import check, registers, registry
+from trtconvert import check, gpu, registers, registry
 from trtconvert.kernel import ARCHITECTURES, Usage
 from trtconvert.launch import Launch, Tensor
 from trtconvert.op import Op
@@ -35,6 +35,23 @@ def test_kernels_for_all_targets(op: type[Op], compiled: list[Row]) -> None:
     assert {(row.target, row.dtype) for row in found} == {(a, d) for a in ARCHITECTURES for d in op.dtypes}
     assert all(0 < row.usage.registers <= 255 for row in found)
     assert [row for row in found if row.usage.spills] == []
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("name", [op.name for op in built_in()])
+def test_built_in_op(name: str) -> None:
+    """Here, behind what compiles the same kernels in several processes."""
+    results = check.check(name)
+    verdicts = {r.check: r.verdict for r in results}
+    gpu_verdict = "not run" if gpu.current() is None else "pass"
+    assert verdicts == {
+        "pattern and body": "pass",
+        "fields round trip": "pass",
+        "kernel compiles": "pass",
+        "engine builds": "pass",
+        "kernel": gpu_verdict,
+        "engine": gpu_verdict,
+    }, results
 
 
 def test_kernels_for_large_planes() -> None:
