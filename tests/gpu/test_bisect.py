@@ -115,7 +115,7 @@ def test_a_wrong_kernel_is_found(length: int, before: int, op_file: Path, run: R
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in REFUSED])
 def test_faults_of_engines(name: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine is made of a model with a fault, the reference is not: found in the noise of real engines. A factor right
-    behind x + x W, block after block, would take TensorRT-RTX 1.6 and 1.7 ten times as long with every other block."""
+    behind x + x W, block after block, would take TensorRT-RTX 1.6 and 1.7 ten times as long with every eight nodes."""
     fault, folder = FAULTS[name], tmp_path
     chain, kinds = Chain(3, 64), ("norm", "matmul", "gelu", fault.kind)
     while len(chain.nodes) < 100:

@@ -43,11 +43,9 @@ def _unary(write: Callable[[Writer, str], str]) -> Callable[..., Outputs]:
 
 def _softmax(op: Writer, x: str) -> str:
     """Before opset 13 over all axes from `axis` on, as one."""
-    axis, rank = op.attributes.get("axis", -1), op.rank("x0")
-    if op.attributes.get("opset", 0) < 13 and rank != 1 and axis not in (-1, (rank or 0) - 1):
-        raise op.refuse(
-            f"is a Softmax of opset {op.attributes.get('opset', 0)} over several axes", "export it to opset 13"
-        )
+    axis, opset, rank = op.attributes.get("axis", -1), op.attributes.get("opset", 0), op.rank("x0")
+    if opset < 13 and rank != 1 and axis not in (-1, (rank or 0) - 1):
+        raise op.refuse(f"is a Softmax of opset {opset} over several axes", "export it to opset 13")
     return op.Softmax(x, axis=axis)
 
 
@@ -59,13 +57,6 @@ def _pool(op_type: str) -> Callable[[Writer, str], str]:
         return op.node_of(op_type, x, **kept)
 
     return write
-
-
-def _reduce_mean(op: Writer, x: str) -> str:
-    axes = op.attributes.get("axes")
-    if axes is None:
-        raise op.refuse("names no axes", "export it again")
-    return op.reduce("ReduceMean", x, axes, since=18, keepdims=op.attributes.get("keepdims", 1))
 
 
 def _concat(op: Writer, y_scale: str, y_zero: str, *parts: str) -> Outputs:
@@ -143,7 +134,6 @@ WRITERS: dict[str, Callable[..., Outputs]] = {
     "QLinearGlobalAveragePool": _unary(_pool("GlobalAveragePool")),
     "QLinearLeakyRelu": _unary(lambda op, x: op.LeakyRelu(x, alpha=op.attributes.get("alpha", 0.01))),
     "QLinearMul": _binary("Mul"),
-    "QLinearReduceMean": _unary(_reduce_mean),
     "QLinearSigmoid": _unary(lambda op, x: op.Sigmoid(x)),
     "QLinearSoftmax": _unary(_softmax),
     "QLinearWhere": _where,
